@@ -117,9 +117,8 @@ def selection_speed(
         if isinstance(controller, PromptReader):
             state = watch.run(controller.read, state, PromptProfile(token_ids=request.kind.prompt))
         for rounds in request.rounds:
-            plan: DraftPlan = watch.run(
-                controller.plan, [state], RoundInfo(context_lengths=(length,)), [draws]
-            )[0]
+            info = RoundInfo(context_lengths=(length,), memory=shared.memory)
+            plan: DraftPlan = watch.run(controller.plan, [state], info, [draws])[0]
             name = plan.drafter or drafter
             member = next(one for one in MEMBERS if one.name == name)
             within = plan.within(DraftPlan(max_depth=member.max_depth))
@@ -131,6 +130,7 @@ def selection_speed(
                 counterfactuals=_counterfactuals(rounds, length),
             )
             state = watch.run(controller.update, state, record)
+            shared.memory = watch.run(controller.learn, shared.memory, state, record)
             seconds += costs.of(name, runs_network=member.runs_network).round_s(record.depth)
             tokens, length = tokens + len(record.token_ids), length + len(record.token_ids)
     return tokens / seconds

@@ -136,17 +136,15 @@ def speed(
         draws: The controller's own source of randomness.
         watch: Takes the time of plans and updates.
     """
-    costs = world.costs()
+    costs, memory = world.costs(), None
     state = controller.init(SharedState(costs))
     tokens, seconds, length = 0, 0.0, 0
     watch = watch or Stopwatch(lambda: 0.0)
     for one in rounds:
-        record = chain_record(
-            watch.run(controller.plan, [state], RoundInfo(context_lengths=(length,)), [draws])[0],
-            one,
-            length,
-        )
+        info = RoundInfo(context_lengths=(length,), memory=memory)
+        record = chain_record(watch.run(controller.plan, [state], info, [draws])[0], one, length)
         state = watch.run(controller.update, state, record)
+        memory = watch.run(controller.learn, memory, state, record)
         tokens += len(record.token_ids)
         length += len(record.token_ids)
         seconds += costs.round_s(record.depth)

@@ -6,7 +6,7 @@ from monge.control.base import AnyController, RoundInfo, SharedState
 from monge.control.latency import Latency
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws, SeededDraws, TapeDraws
-from monge.core.verdict import RoundTiming, StepRecord
+from monge.core.verdict import StepRecord
 
 
 def chain_round(window: int, accepted: int, **fields: Any) -> StepRecord:
@@ -30,14 +30,26 @@ def windows(
     controller: AnyController, accepted: list[int], shared: SharedState | None = None
 ) -> list[int | None]:
     """The windows planned while so many tokens of each are accepted (never more than there are)."""
-    state = controller.init(shared or SharedState())
+    shared = shared or SharedState()
+    state = controller.init(shared)
     planned: list[int | None] = []
     for count in accepted:
-        plan = plan_one(controller, state, TapeDraws([0.999] * 10))
+        plan = plan_one(controller, state, TapeDraws([0.999] * 10), memory=shared.memory)
         planned.append(plan.max_depth)
         window = plan.max_depth or 0
-        state = controller.update(state, chain_round(window, min(count, window), plan=plan))
+        record = chain_round(window, min(count, window), plan=plan)
+        state = updated(controller, shared, state, record)
     return planned
+
+
+def updated(controller: AnyController, shared: SharedState, state: Any, record: StepRecord) -> Any:
+    """The state of a request after a round, from which the controller learns; neither changes what goes in."""
+    after = controller.update(state, record)
+    memory = controller.learn(shared.memory, after, record)
+    assert controller.update(state, record) == after
+    assert controller.learn(shared.memory, after, record) == memory
+    shared.memory = memory
+    return after
 
 
 def plan_one(
@@ -47,9 +59,10 @@ def plan_one(
     *,
     length: int = 0,
     batch_size: int = 1,
+    memory: Any = None,
 ) -> DraftPlan:
     """The plan of one request whose text has `length` tokens."""
-    info = RoundInfo(context_lengths=(length,), batch_size=batch_size)
+    info = RoundInfo(context_lengths=(length,), batch_size=batch_size, memory=memory)
     (plan,) = controller.plan([state], info, [draws or TapeDraws([])])
     return plan
 
@@ -63,9 +76,7 @@ def latency_of_rounds(*rounds: tuple[int, int, float], drafter: str | None = Non
     """Latency after rounds of some depth, batch size and seconds, each three times."""
     latency = Latency()
     for depth, batch_size, seconds in (one for one in rounds for _ in range(3)):
-        latency.observe(
-            RoundTiming(depth=depth, batch_size=batch_size, seconds=seconds, drafter=drafter)
-        )
+        latency.observe(seconds, depth=depth, batch_size=batch_size, drafter=drafter)
     return latency
 
 

@@ -10,7 +10,7 @@ from monge.api import make_components
 from monge.control.goodput import Goodput
 from monge.control.latency import Latency
 from monge.core.selection import Member
-from monge.core.verdict import RoundTiming, StageTimes
+from monge.core.verdict import StageTimes
 from monge.draft.ngram import NgramDrafter
 from monge.engine.batch import decode
 from monge.engine.clock import measured_by
@@ -88,7 +88,7 @@ def test_prompts_of_requests_that_rest_are_not_read_by_the_drafter(num_prompts: 
     draft.open = lambda prefixes: (read.extend(map(len, prefixes.values())), opened(prefixes))[1]  # type: ignore[method-assign]
     assert greedy(parts, prompts, 20) == plain(prompts, 20)
     assert set(read) == {0}
-    parts.shared.notes.clear()
+    parts.shared.memory = None
     assert greedy(parts, prompts, 20) == plain(prompts, 20)
     assert 2 in read[num_prompts:]
 
@@ -188,7 +188,7 @@ def test_rounds_teach_their_seconds(keeps_records: bool) -> None:
 def test_a_round_counts_for_the_one_network_that_drafted_in_it(
     drafted: list[tuple[str | None, int]], networks: set[str], taught: tuple[int, str] | None
 ) -> None:
-    told: list[RoundTiming] = []
+    learnt: list[tuple[float, dict[str, Any]]] = []
     pool = "pool('ngram', 'model')"
     parts = make_components(target(), draft_model(), drafter=pool, controller="goodput")
     parts.shared.members = tuple(
@@ -196,11 +196,11 @@ def test_a_round_counts_for_the_one_network_that_drafted_in_it(
         for name in ("ngram", "model", "head")
     )
     latency = Latency()
-    latency.observe = told.append  # type: ignore[method-assign]
+    latency.observe = lambda seconds, **facts: learnt.append((seconds, facts))  # type: ignore[method-assign]
     parts.shared.latency = latency
     times = StageTimes(total_s=2.0)
     facts = {"batch_size": 2, "times": times}
     records = [replace(chain_round(depth, 0), drafter=name, **facts) for name, depth in drafted]
     _learn_latency(records, parts)
-    assert [(one.depth, one.drafter) for one in told] == ([taught] if taught else [])
-    assert all(one.seconds == 2.0 and one.batch_size == 2 for one in told)
+    facts = taught and {"depth": taught[0], "batch_size": 2, "drafter": taught[1]}
+    assert learnt == ([(2.0, facts)] if facts else [])

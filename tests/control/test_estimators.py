@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from monge.control.acceptance import DepthCounts
+from monge.control.acceptance import DepthCounts, argmax, speeds
 from monge.control.base import SharedState
 from monge.control.latency import Latency
-from monge.control.on_the_fly import OnTheFly, best_window, censored_acceptance
+from monge.control.on_the_fly import OnTheFly, censored_acceptance
 from monge.control.q_learning import QLearning
 from monge.core.draws import SeededDraws
 from tests.control.scripts import chain_round, draws, plan_one, shared_of
@@ -47,20 +47,20 @@ def test_what_is_known_of_nothing() -> None:
 def test_the_best_window_is_the_best(acceptance: float) -> None:
     for node, draft in itertools.product((0.0, 0.02, 0.3), (0.01, 0.1, 1.0)):
         seconds = [1.0 + (node + draft) * window for window in range(17)]
-        speeds = [
+        expected = [
             sum(acceptance**power for power in range(window + 1)) / seconds[window]
             for window in range(17)
         ]
-        window = best_window(acceptance, seconds)
-        assert speeds[window] == pytest.approx(max(speeds))
-        if acceptance == 0.0 or max(speeds[1:]) < 1.0:
+        window = argmax(speeds(acceptance, seconds))
+        assert expected[window] == pytest.approx(max(expected))
+        if acceptance == 0.0 or max(expected[1:]) < 1.0:
             assert window == 0
         # Costs are convex, so the first window from which another token does not raise the speed is
         # the best one.
         marginal = next(
-            (w for w in range(16) if acceptance ** (w + 1) / (node + draft) <= speeds[w]), 16
+            (w for w in range(16) if acceptance ** (w + 1) / (node + draft) <= expected[w]), 16
         )
-        assert speeds[marginal] == pytest.approx(max(speeds))
+        assert expected[marginal] == pytest.approx(max(expected))
 
 
 def test_on_the_fly_rests_and_probes() -> None:

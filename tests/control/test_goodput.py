@@ -13,8 +13,15 @@ from monge.control.latency import Latency
 from monge.core.context import DraftPlan
 from monge.core.draws import TapeDraws
 from monge.core.selection import Member
-from monge.core.verdict import RoundTiming, StageTimes
-from tests.control.scripts import chain_round, draws, latency_of_rounds, plan_one, shared_of
+from monge.core.verdict import StageTimes
+from tests.control.scripts import (
+    chain_round,
+    draws,
+    latency_of_rounds,
+    plan_one,
+    shared_of,
+    updated,
+)
 
 POOL = (
     Member(name="ngram", max_depth=8, runs_network=False),
@@ -23,46 +30,31 @@ POOL = (
 
 
 def decode(
-    controller: Goodput,
-    shared: SharedState,
-    accepted: int,
-    rounds: int,
-    state: SharedState | None = None,
-    **fields: Any,
-) -> tuple[SharedState, list[int]]:
+    controller: Goodput, shared: SharedState, accepted: int, rounds: int, **fields: Any
+) -> list[int]:
     """Depths of rounds of which up to `accepted` tokens are accepted."""
-    state, depths = state or controller.init(shared), []
+    state, depths = controller.init(shared), list[int]()
     for _ in range(rounds):
-        plan = plan_one(controller, state)
-        depths.append(plan.max_depth or 0)
-        window = depths[-1]
-        state = controller.update(
-            state, chain_round(window, min(accepted, window), plan=plan, **fields)
-        )
-    return state, depths
+        plan = plan_one(controller, state, memory=shared.memory)
+        window = plan.max_depth or 0
+        depths.append(window)
+        record = chain_round(window, min(accepted, window), plan=plan, **fields)
+        state = updated(controller, shared, state, record)
+    return depths
 
 
 def test_a_good_cheap_draft_is_used_to_its_full_depth() -> None:
-    _, depths = decode(Goodput(), shared_of(node=0.01, draft=0.02), 8, 20)
+    depths = decode(Goodput(), shared_of(node=0.01, draft=0.02), 8, 20)
     assert depths[:2] == [0, 0], "the first rounds tell what plain decoding takes"
     assert depths[-1] == 8
     assert 0 not in depths[2:]
 
 
 def test_a_small_lead_is_checked_against_new_plain_rounds_and_a_large_one_is_not() -> None:
-    small = decode(Goodput(max_window=1), shared_of(node=0.1, draft=0.5), 1, 200)[1]
-    large = decode(Goodput(max_window=1), shared_of(node=0.1, draft=0.1), 1, 200)[1]
-    assert [place for place, depth in enumerate(small) if not depth] == [
-        0,
-        1,
-        3,
-        7,
-        15,
-        31,
-        63,
-        127,
-        191,
-    ]
+    small = decode(Goodput(max_window=1), shared_of(node=0.1, draft=0.5), 1, 200)
+    large = decode(Goodput(max_window=1), shared_of(node=0.1, draft=0.1), 1, 200)
+    plain = [place for place, depth in enumerate(small) if not depth]
+    assert plain == [0, 1, 3, 7, 15, 31, 63, 127, 191]
     assert large.count(0) == 2
 
 
@@ -74,13 +66,12 @@ def test_a_cooldown_lasts_until_its_probe_is_four_percent_of_it(
     controller, shared = Goodput(max_window=1), SharedState(Latency())
     state, depths = controller.init(shared), list[int]()
     for _ in range(500):
-        depth = plan_one(controller, state).max_depth or 0
+        depth = plan_one(controller, state, memory=shared.memory).max_depth or 0
         spent = seconds if depth else 1.0
-        shared.latency.observe(RoundTiming(depth=depth, batch_size=1, seconds=spent))
+        shared.latency.observe(spent, depth=depth)
         times = StageTimes(total_s=spent, forward_s=0.0, is_warm_up=False)
-        state = controller.update(
-            state, chain_round(depth, 0, plan=DraftPlan(max_depth=depth), times=times)
-        )
+        record = chain_round(depth, 0, plan=DraftPlan(max_depth=depth), times=times)
+        state = updated(controller, shared, state, record)
         depths.append(depth)
     drafted = [place for place, depth in enumerate(depths) if depth]
     gaps = [after - before for before, after in zip(drafted, drafted[1:], strict=False)]
@@ -92,19 +83,18 @@ def test_first_plain_rounds_that_are_slow_are_corrected() -> None:
     shared.latency = Latency()
     state, depths = controller.init(shared), list[int]()
     for number in range(64):
-        depth = plan_one(controller, state).max_depth or 0
+        depth = plan_one(controller, state, memory=shared.memory).max_depth or 0
         # A drafted round takes 1.6 times a plain one, and half of the drafts are accepted.
         seconds = 1.6 if depth else 1.2 if number < 2 else 1.0
-        shared.latency.observe(RoundTiming(depth=depth, batch_size=1, seconds=seconds))
-        state = controller.update(state, chain_round(depth, number % 2 and depth))
+        shared.latency.observe(seconds, depth=depth)
+        state = updated(controller, shared, state, chain_round(depth, number % 2 and depth))
         depths.append(depth)
     assert sum(depths[40:]) <= 12
 
 
 def test_a_draft_that_is_never_accepted_pauses_for_longer_and_longer() -> None:
-    _, depths = decode(
-        Goodput(first_cooldown=4, last_cooldown=64), shared_of(node=0.1, draft=0.2), 0, 400
-    )
+    controller = Goodput(first_cooldown=4, last_cooldown=64)
+    depths = decode(controller, shared_of(node=0.1, draft=0.2), 0, 400)
     starts = [place for place in range(1, 400) if depths[place] and not depths[place - 1]]
     gaps = [after - before for before, after in zip(starts, starts[1:], strict=False)]
     # But for a round more or less of a probe.
@@ -116,7 +106,7 @@ def test_a_draft_that_is_never_accepted_pauses_for_longer_and_longer() -> None:
 def test_probes_take_a_small_share_of_the_time() -> None:
     """However large the longest cooldown is: what a probe loses bounds it."""
     plain, slow = 1.0, shared_of(node=0.02, draft=0.05)
-    _, depths = decode(Goodput(last_cooldown=100_000), slow, 0, 6000)
+    depths = decode(Goodput(last_cooldown=100_000), slow, 0, 6000)
     lost = sum(0.07 * depth for depth in depths[1000:]) / (5000 * plain)
     assert lost < 0.02
     assert any(depths[3000:]), "it goes on looking"
@@ -124,8 +114,8 @@ def test_probes_take_a_small_share_of_the_time() -> None:
 
 def test_a_draft_that_becomes_good_is_found_again() -> None:
     controller, shared = Goodput(), shared_of(node=0.02, draft=0.05)
-    state, _ = decode(controller, shared, 0, 200)
-    _, depths = decode(controller, shared, 8, 300, state)
+    decode(controller, shared, 0, 200)
+    depths = decode(controller, shared, 8, 300)
     assert depths[-50:].count(0) == 0
 
 
@@ -139,9 +129,9 @@ def test_a_draft_that_pays_recovers_from_bad_luck() -> None:
     state = controller.init(shared)
     plans = []
     for accepted in [1, 0, 0, 0] * 12 + lucky:
-        window = plan_one(controller, state).max_depth or 0
+        window = plan_one(controller, state, memory=shared.memory).max_depth or 0
         plans.append(window)
-        state = controller.update(state, chain_round(window, min(accepted, window)))
+        state = updated(controller, shared, state, chain_round(window, min(accepted, window)))
     assert sum(window > 0 for window in plans[300:]) > 0.8 * len(plans[300:])
 
 
@@ -149,7 +139,7 @@ def test_a_new_request_begins_with_what_others_taught() -> None:
     controller, shared = Goodput(), shared_of(node=0.1, draft=0.3)
     decode(controller, shared, 0, 100)
     state = controller.init(shared)
-    assert plan_one(controller, state).max_depth == 0
+    assert plan_one(controller, state, memory=shared.memory).max_depth == 0
     assert not controller.drafts_at_once(shared)
     assert controller.drafts_at_once(shared_of())
 
@@ -168,13 +158,12 @@ def test_it_settles_where_seconds_are_yet_to_be_learned(acceptance: float, draft
         controller, shared = Goodput(), SharedState(latency)
         state, tokens, seconds, known = controller.init(shared), 0, 0.0, set[int]()
         for one in rounds:
-            record = chain_record(plan_one(controller, state), one, 0)
+            record = chain_record(plan_one(controller, state, memory=shared.memory), one, 0)
             spent = costs.round_s(record.depth) * (1.0 + 0.1 * noise.uniform())
             slow = 1.0 if record.depth in known else 1.5
             known.add(record.depth)
-            timing = RoundTiming(depth=record.depth, batch_size=1, seconds=slow * spent)
-            latency.observe(timing)
-            state = controller.update(state, record)
+            latency.observe(slow * spent, depth=record.depth)
+            state = updated(controller, shared, state, record)
             tokens, seconds = tokens + len(record.token_ids), seconds + spent / 1.05
         ratios.append(tokens / seconds / best)
     assert sum(ratios) / len(ratios) > 0.97
@@ -186,8 +175,9 @@ def pooled(node: float, draft: float) -> SharedState:
 
 def test_model_free_drafts_go_first_where_they_are_worth_more() -> None:
     controller, shared = Goodput(), pooled(0.02, 0.5)
-    state, _ = decode(controller, shared, 6, 30, drafter="ngram")
-    assert plan_one(controller, state).model_free_depth == 8
+    decode(controller, shared, 6, 30, drafter="ngram")
+    plan = plan_one(controller, controller.init(shared), memory=shared.memory)
+    assert plan.model_free_depth == 8
 
 
 def test_model_free_drafts_that_fail_are_asked_rarely() -> None:
@@ -196,25 +186,21 @@ def test_model_free_drafts_that_fail_are_asked_rarely() -> None:
     state = controller.init(shared)
     asked = []
     for _ in range(200):
-        plan = plan_one(controller, state)
+        plan = plan_one(controller, state, memory=shared.memory)
         asked.append(bool(plan.model_free_depth))
-        name, window = (
-            ("ngram", plan.model_free_depth or 0)
-            if asked[-1]
-            else ("model", min(plan.max_depth or 0, 8))
-        )
-        state = controller.update(
-            state, chain_round(window, 0 if asked[-1] else window, plan=plan, drafter=name)
-        )
+        name = "ngram" if asked[-1] else "model"
+        window = min(plan.model_free_depth or plan.max_depth or 0, 8)
+        record = chain_round(window, 0 if asked[-1] else window, plan=plan, drafter=name)
+        state = updated(controller, shared, state, record)
     assert sum(asked[100:]) <= 10
     assert any(asked[100:])
 
 
 def test_model_free_drafts_go_on_while_the_network_pauses() -> None:
     controller, shared = Goodput(), pooled(0.01, 1.0)
-    state, _ = decode(controller, shared, 4, 30, drafter="ngram")
-    state, _ = decode(controller, shared, 0, 24, state, drafter="model")
-    plan = plan_one(controller, state)
+    decode(controller, shared, 4, 30, drafter="ngram")
+    decode(controller, shared, 0, 24, drafter="model")
+    plan = plan_one(controller, controller.init(shared), memory=shared.memory)
     assert plan.max_depth == 0
     assert plan.model_free_depth
 
@@ -240,20 +226,19 @@ def in_batch(
     controller = Goodput()
     states, depths = [controller.init(shared) for _ in range(count)], list[int]()
     for number in range(rounds):
-        info = RoundInfo(context_lengths=(20,) * count, batch_size=batch_size)
+        lengths = (20,) * count
+        info = RoundInfo(context_lengths=lengths, batch_size=batch_size, memory=shared.memory)
         plans = controller.plan(states, info, [TapeDraws([])] * count)
         assert len({plan.max_depth for plan in plans}) == 1
         depths.append(plans[0].max_depth or 0)
+        size = recorded_size or batch_size
+        records = [
+            chain_round(*outcome(number, place, depths[-1]), plan=plan, batch_size=size)
+            for place, plan in enumerate(plans)
+        ]
         states = [
-            controller.update(
-                state,
-                chain_round(
-                    *outcome(number, place, depths[-1]),
-                    plan=plan,
-                    batch_size=recorded_size or batch_size,
-                ),
-            )
-            for place, (state, plan) in enumerate(zip(states, plans, strict=True))
+            updated(controller, shared, state, record)
+            for state, record in zip(states, records, strict=True)
         ]
     return depths
 

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.control.latency import Latency
-from monge.core.verdict import RoundTiming
 from tests.control.scripts import latency_of_rounds as learned
 
 
@@ -31,7 +30,7 @@ def test_a_depth_that_was_measured_once_or_twice_takes_no_longer_than_its_neighb
     """The first round of its kind may have to wait, as for a program that is compiled."""
     latency = learned((0, 1, 1.0), (4, 1, 2.0))
     for seconds, known in ((9.0, 1.5), (1.4, 1.4), (1.7, 1.4), (2.0, 1.4)):
-        latency.observe(RoundTiming(depth=2, batch_size=1, seconds=seconds))
+        latency.observe(seconds, depth=2)
         assert latency.round_s(2) == known
 
 
@@ -56,7 +55,7 @@ def test_drafters_of_a_pool_share_plain_rounds_alone() -> None:
     assert lookup.round_s(0) == 1.0
     assert 1.0 < lookup.round_s(2) < 3.0
     for _ in range(3):
-        latency.observe(RoundTiming(depth=2, batch_size=1, seconds=1.25, drafter="ngram"))
+        latency.observe(1.25, depth=2, drafter="ngram")
     assert lookup.round_s(2) == 1.25, "a view sees later rounds"
 
 
@@ -65,7 +64,7 @@ def test_fixed_times() -> None:
     assert linear.rounds_s(2) == pytest.approx([2.0, 3.5, 5.0])
     assert linear.of("ngram", runs_network=False).rounds_s(2) == pytest.approx([2.0, 2.5, 3.0])
     before = linear.rounds_s(3, 4)
-    linear.observe(RoundTiming(depth=0, batch_size=4, seconds=0.1))
+    linear.observe(0.1, depth=0, batch_size=4)
     assert linear.rounds_s(3, 4) == before
 
 
@@ -74,7 +73,7 @@ def test_fixed_times() -> None:
 def test_times_that_are_none_teach_nothing(seconds: float, batch_size: int) -> None:
     latency = learned((0, 1, 1.0), (3, 1, 1.5))
     before = latency.rounds_s(8, batch_size)
-    latency.observe(RoundTiming(depth=3, batch_size=batch_size, seconds=seconds))
+    latency.observe(seconds, depth=3, batch_size=batch_size)
     assert latency.rounds_s(8, batch_size) == before
 
 

@@ -17,7 +17,7 @@ from monge.engine.decoder import Decoder
 from monge.testing.tabular import RandomTable, TabularModel
 
 VOCAB = 6
-UNSTEADY = {Reads.LATENCY, Reads.NOTES}
+UNSTEADY = {Reads.LATENCY, Reads.MEMORY}
 STEADY_CLOCK, WILD_CLOCK = (0.01,), (0.001, 2.0, 0.5, 0.001, 0.001, 3.0, 0.02)
 
 

@@ -23,7 +23,7 @@ from monge.engine.decoder import Decoder
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
-from tests.control.scripts import chain_round, plan_one
+from tests.control.scripts import chain_round, plan_one, updated
 
 LOOKUP = Member(name="ngram", max_depth=4, runs_network=False)
 NOTHING = Member(name="none", max_depth=0, runs_network=False)
@@ -141,7 +141,7 @@ def test_bandit_feedback_is_unbiased() -> None:
         assert sum(weight * outcome[arm] for outcome, weight in law.items()) == pytest.approx(
             true, abs=1e-12
         )
-        average = state.averages[arm]
+        average = state.drafters[name].average
         assert abs(average.tokens - max(price, 1.0) * average.seconds - true) > 0.1
 
 
@@ -160,7 +160,7 @@ def test_full_information(factors: tuple[float, ...], least: float, most: float)
         lookup = seen("ngram", position, *factors, num_nodes=4 * bool(factors))
         found = lookup, seen("none", position, num_nodes=0)
         state = hedge.update(state, round_of("none", position, 0, 0, *found))
-    assert least <= hedge.probs(state)[1] <= most
+    assert least <= hedge.probs(state)["ngram"] <= most
 
 
 @pytest.mark.parametrize(("draft", "least", "most"), [(2.0, 0.0, 0.2), (0.05, 0.8, 1.0)])
@@ -172,7 +172,7 @@ def test_a_drafter_that_accepts_more_and_takes_longer_is_left(
     for position in range(10, 50):
         drafted = ("small", position, 2, 4) if position % 4 == 2 else ("none", position, 0, 0)
         state = hedge.update(state, round_of(*drafted, seen("none", position, num_nodes=0)))
-    assert least <= hedge.probs(state)[0] <= most
+    assert least <= hedge.probs(state)["small"] <= most
 
 
 def test_late_feedback_is_settled_in_order_and_not_dropped() -> None:
@@ -242,21 +242,21 @@ def test_the_prompt_chooses_who_begins() -> None:
             found = seen("ngram", 40 + step, *((1.0,) * 4 if works else (0.0,)))
             name = str(plan_one(selection, state, TapeDraws([0.5, 0.5])).drafter)
             accepted = 2 if name == "small" else 4 * works
-            state = selection.update(state, round_of(name, 40 + step, accepted, 4, found))
+            record = round_of(name, 40 + step, accepted, 4, found)
+            state = updated(selection, shared, state, record)
     begins = [
         selection.read(selection.init(shared), PromptProfile(token_ids=prompt)).choice
         for prompt in (repetitive, free)
     ]
-    assert begins == [0, 1]
+    assert begins == ["ngram", "small"]
     state = selection.read(selection.init(shared), PromptProfile(token_ids=repetitive))
     # Certain: the opening draws nothing.
     assert plan_one(selection, state, TapeDraws([])).drafter == "ngram"
     for step in range(4):
-        state = selection.update(
-            state, round_of("ngram", 40 + step, 0, 4, seen("ngram", 40 + step, 0.0))
-        )
+        record = round_of("ngram", 40 + step, 0, 4, seen("ngram", 40 + step, 0.0))
+        state = selection.update(state, record)
     assert state.opening_left == 0
-    assert 0.0 < selection.hedge().probs(state.hedge)[1] < 1.0
+    assert 0.0 < selection.hedge().probs(state.hedge)["small"] < 1.0
 
 
 def test_a_path_of_a_tree_that_ends_above_its_deepest_node_is_no_rejection():
@@ -266,12 +266,13 @@ def test_a_path_of_a_tree_that_ends_above_its_deepest_node_is_no_rejection():
     learnt = []
     # All two tokens of the path were accepted; in the second case another path was deeper.
     for depth in (2, 4):
-        shared.notes.clear()
+        shared.memory = None
         state = selection.read(selection.init(shared), PromptProfile(token_ids=tuple(range(32))))
         for step in range(8):
             record = replace(round_of("small", 40 + step, 2, depth), next_kind="bonus")
-            state = selection.update(state, record)
-        learnt.append(shared.notes["linear_selection"][1])
+            state = updated(selection, shared, state, record)
+        _, ridges = shared.memory
+        learnt.append(ridges["small"])
     assert repr(learnt[0]) == repr(learnt[1])
 
 

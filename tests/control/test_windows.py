@@ -17,7 +17,7 @@ from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
 from monge.core.prompt import PromptProfile
 from monge.core.selection import Member
-from tests.control.scripts import chain_round, draws, plan_one, windows
+from tests.control.scripts import chain_round, draws, plan_one, updated, windows
 
 
 def test_fsm() -> None:
@@ -115,7 +115,6 @@ def test_costs_are_asked_for(name: str) -> None:
         ("fsm(first=9)", r"first must lie in \[1, 8\]; got 9"),
         ("fsm(first=2, min_window=3)", r"first must lie in \[3, 8\]; got 2"),
         ("fsm(min_window=0)", r"min_window must lie in \[1, 8\]; got 0"),
-        ("fsm(min_window=9)", r"min_window must lie in \[1, 8\]; got 9"),
         ("fsm(up=0)", "up must be at least 1; got 0"),
         ("fsm(down=0)", "down must be at least 1; got 0"),
         ("fixed(max_depth=-1)", "max_depth must be >= 0"),
@@ -131,10 +130,7 @@ def test_costs_are_asked_for(name: str) -> None:
         ("confidence_threshold(threshold=2)", r"threshold must lie in \[0, 1\]"),
         ("q_learning(windows=())", "windows must be different numbers"),
         ("goodput(max_window=0)", "max_window must be at least 1; got 0"),
-        (
-            "goodput(first_cooldown=64, last_cooldown=32)",
-            r"first_cooldown must lie in \[1, 32\]; got 64",
-        ),
+        ("goodput(first_cooldown=64, last_cooldown=32)", r"must lie in \[1, 32\]; got 64"),
         ("goodput(first_cooldown=0)", r"first_cooldown must lie in \[1, 1024\]; got 0"),
         ("goodput(probe=0)", "probe must be at least 1; got 0"),
         ("goodput(margin=-0.1)", "margin must be at least 0; got -0.1"),
@@ -155,35 +151,27 @@ def trajectory(name: str, times: int) -> list[list[DraftPlan]]:
     members = tuple(
         Member(name=name, max_depth=8, runs_network=name == "model") for name in ("ngram", "model")
     )
-    shared = SharedState(
-        Latency.linear(plain=1.0, node=0.1, draft=0.1),
-        members=members if controller.selects else (),
-    )
+    latency = Latency.linear(plain=1.0, node=0.1, draft=0.1)
+    shared = SharedState(latency, members=members if controller.selects else ())
     states = [controller.init(shared) for _ in range(2)]
     if isinstance(controller, PromptReader):
         states = [controller.read(state, PromptProfile(token_ids=(0, 1))) for state in states]
     plans: list[list[DraftPlan]] = []
     for number in range(120):
-        info = RoundInfo(context_lengths=(number, number + 3), batch_size=2)
+        lengths = (number, number + 3)
+        info = RoundInfo(context_lengths=lengths, batch_size=2, memory=shared.memory)
         asked = [
             controller.plan(states, info, [draws(2 * number), draws(2 * number + 1)])
             for _ in range(times)
         ]
         assert all(list(one) == list(asked[0]) for one in asked)
         plans.append(list(asked[0]))
-        records = [
-            chain_round(
-                window := min(plan.max_depth or 0, 8),
-                min(window, 2 if number < 10 else 0),
-                plan=plan,
-                batch_size=2,
-                drafter=plan.drafter or ("model" if window and members else None),
-            )
-            for plan in plans[-1]
-        ]
-        states = [
-            controller.update(state, record) for state, record in zip(states, records, strict=True)
-        ]
+        for row, plan in enumerate(plans[-1]):
+            window = min(plan.max_depth or 0, 8)
+            drafter = plan.drafter or ("model" if window else None)
+            facts = {"plan": plan, "batch_size": 2, "drafter": drafter}
+            record = chain_round(window, min(window, 2 if number < 10 else 0), **facts)
+            states[row] = updated(controller, shared, states[row], record)
     return plans
 
 

@@ -217,18 +217,21 @@ class Watched(Controller[str]):
     learnt: Counter = field(default_factory=Counter)
 
     def init(self, shared):
-        shared.notes["who"] = self.name
+        assert shared.memory is None
         return self.name
 
     def plan(self, states, info, draws):
         self.planned.append(tuple(states))
-        assert info.batch_size == 5
+        assert (info.batch_size, info.memory) == (5, None)
         return [DraftPlan(max_depth=1)] * len(states)
 
     def update(self, state, record):
         self.learnt[state] += 1
         assert record.batch_size == 5, "costs are those of the whole batch"
         return state
+
+    def learn(self, memory, state, record):
+        return *(memory or ()), state
 
 
 def test_each_controller_plans_for_its_own_together():
@@ -243,7 +246,8 @@ def test_each_controller_plans_for_its_own_together():
     batch.step()
     assert (first.planned, other.planned) == ([("first",) * 2], [("other",) * 2])
     assert (first.learnt, other.learnt) == ({"first": 2}, {"other": 2})
-    assert made.shared.notes["who"] == "first", "notes of controllers do not mix"
+    memories = made.shared_for(None).memory, made.shared_for("other").memory
+    assert memories == (("first",) * 2, ("other",) * 2), "memories of controllers do not mix"
     batch.close()
 
 

@@ -126,3 +126,14 @@ class RecentCounts:
 def expected_tokens(acceptance: Sequence[float]) -> list[float]:
     """Return the expected tokens of a round for the depths 0, 1, ...: one more than the sum of the survivals."""
     return list(accumulate(accumulate(acceptance, mul), initial=1.0))
+
+
+def speeds(acceptance: float, seconds: Sequence[float]) -> list[float]:
+    """Return the expected tokens per second of rounds that take these `seconds`, by depth from 0 on."""
+    tokens = expected_tokens((acceptance,) * (len(seconds) - 1))
+    return [count / spent for count, spent in zip(tokens, seconds, strict=True)]
+
+
+def argmax(values: Sequence[float]) -> int:
+    """Return the place of the largest value, the first one of several."""
+    return max(range(len(values)), key=values.__getitem__)

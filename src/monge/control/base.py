@@ -1,11 +1,11 @@
-"""The controller interface: `init`, `plan`, `update`."""
+"""The controller interface: `init`, `plan`, `update`, and `learn` for a memory of all requests."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import takewhile
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from monge.control.latency import Latency
 from monge.core.context import DraftPlan
@@ -26,51 +26,43 @@ class Reads(StrEnum):
         TOKENS: Committed tokens.
         CONFIDENCE: The draft network's confidence before a draw.
         LATENCY: Measured times.
-        NOTES: What other requests taught.
+        MEMORY: What other requests taught; see `Controller.learn`.
     """
 
     ACCEPTED = "accepted"
     TOKENS = "tokens"
     CONFIDENCE = "confidence"
     LATENCY = "latency"
-    NOTES = "notes"
-
-
-PLAIN: Final = DraftPlan(max_depth=0)
-"""Plain decoding in the coming round."""
+    MEMORY = "memory"
 
 
 @dataclass(slots=True)
 class SharedState:
-    """State of a decoder that outlives its requests.
+    """State that the requests of a controller share. Only the engine changes it, after every round.
 
-    The engine corrects `latency` after every round. `notes` belong to the controllers, one entry
-    each. A controller that reads neither plans for a request as if it were alone, so that equal
-    seeds give equal texts whatever the neighbours. One that reads them keeps the *distribution* of
-    every request's text, but not the text of a seed.
+    A controller that reads neither `latency` nor `memory` plans for a request as if it were alone,
+    so that equal seeds give equal texts whatever the neighbours. A controller that reads them keeps
+    the *distribution* of every request's text, but not the text of a seed.
 
     Args:
         latency: Measured times; `None` where no controller reads them.
-        notes: State of controllers that outlives a request, by name.
+        memory: What the controller has learnt; see `Controller.learn`.
         members: The drafters of the decoder's pool, in its order; empty where there is no pool.
         max_depth: Depth of the deepest draft; `None` for unbounded.
+        others: Shared states of the decoder's further controllers, by name.
     """
 
     latency: Latency | None = None
-    notes: dict[str, Any] = field(default_factory=dict[str, Any])
+    memory: Any = None
     members: tuple[Member, ...] = ()
     max_depth: int | None = None
+    others: dict[str, "SharedState"] = field(default_factory=dict[str, "SharedState"])
 
     def beside(self, name: str) -> "SharedState":
-        """Return the shared state of a further controller: the same, with its own notes by name."""
-        notes = self.notes.setdefault(f"controller {name}", {})
-        return SharedState(self.latency, notes, self.members, self.max_depth)
-
-    @property
-    def model_free(self) -> frozenset[str | None]:
-        """Names of the pool's drafters that run no network and come before one that does."""
-        first = list(takewhile(lambda member: not member.runs_network, self.members))
-        return frozenset(member.name for member in first if len(first) < len(self.members))
+        """Return the shared state of a further controller: the same, with its own memory."""
+        other = self.others.setdefault(name, SharedState())
+        other.latency, other.members, other.max_depth = self.latency, self.members, self.max_depth
+        return other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +73,13 @@ class RoundInfo:
         context_lengths: Tokens of each request's text.
         batch_size: Requests that share the round, including those of other controllers.
         num_waiting: Requests that wait for a place in the batch.
+        memory: What the controller has learnt; see `Controller.learn`.
     """
 
     context_lengths: tuple[int, ...]
     batch_size: int = 1
     num_waiting: int = 0
+    memory: Any = None
 
 
 class Controller(ABC, Generic[State]):
@@ -134,6 +128,19 @@ class Controller(ABC, Generic[State]):
     def update(self, state: State, record: StepRecord) -> State:
         """Return the state after a round."""
 
+    def learn(self, memory: Any, state: State, record: StepRecord) -> Any:  # noqa: ANN401
+        """Return what later rounds of all requests need to know, after a round of one request.
+
+        The engine hands the memory to the controller's next requests, in `SharedState.memory`, and
+        to its next rounds, in `RoundInfo.memory`. By default nothing is learnt.
+
+        Args:
+            memory: The memory before the round, `None` at first. It must not be changed in place.
+            state: State of the request after the round.
+            record: The round.
+        """
+        return memory
+
 
 class SoloController(Controller[State]):
     """A controller that plans for each request as if it were alone."""
@@ -176,3 +183,14 @@ def latency_of(shared: SharedState, name: str) -> Latency:
     if shared.latency is None:
         raise OptionError(f"controller {name!r} needs latency; give a Latency, or measure one")
     return shared.latency
+
+
+def draw_index(weights: Sequence[float], draws: Draws) -> int:
+    """Draw the place of a weight with a chance in proportion to it, by coins that can be enumerated."""
+    places = [place for place, weight in enumerate(weights) if weight > 0.0]
+    left = math.fsum(weights)
+    for place in places[:-1]:
+        if draws.bernoulli(min(1.0, weights[place] / left)):
+            return place
+        left -= weights[place]
+    return places[-1]

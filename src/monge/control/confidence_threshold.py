@@ -9,16 +9,13 @@ from monge.core.draws import Draws
 from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
 
-Samples = tuple[tuple[float, bool], ...]
-"""For each verified draft token, its draft probability and whether it was accepted."""
-
 
 @dataclass(frozen=True, slots=True)
 class ThresholdState:
-    """State of one request: the threshold and its samples."""
+    """State of one request: the threshold, and each verified token's draft probability and acceptance."""
 
     threshold: float | int
-    samples: Samples = ()
+    samples: tuple[tuple[float, bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

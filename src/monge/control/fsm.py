@@ -9,8 +9,6 @@ from monge.core.errors import OptionError
 from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
 
-Ending = tuple[int, ...]
-
 
 @dataclass(frozen=True, slots=True)
 class Fsm(SoloController[int]):
@@ -65,8 +63,8 @@ class CachedState:
     """
 
     window: int
-    ending: Ending = ()
-    accepted: dict[Ending, float] = field(default_factory=dict[Ending, float])
+    ending: tuple[int, ...] = ()
+    accepted: dict[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +124,10 @@ class CachedFsm(SoloController[CachedState]):
         ending = (*state.ending, *record.token_ids)[-self.max_ending :]
         return CachedState(self._fsm().update(state.window, record), ending, accepted)
 
-    def _keys(self, ending: Ending) -> list[Ending]:
+    def _keys(self, ending: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Return the endings of the text, the longest first."""
-        return [
-            ending[-size:]
-            for size in range(min(self.max_ending, len(ending)), self.min_ending - 1, -1)
-        ]
+        sizes = range(min(self.max_ending, len(ending)), self.min_ending - 1, -1)
+        return [ending[-size:] for size in sizes]
 
     def _fsm(self) -> Fsm:
         return Fsm(*self.machine)

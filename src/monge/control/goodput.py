@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Final
 
-from monge.control.acceptance import RecentCounts
+from monge.control.acceptance import RecentCounts, argmax
 from monge.control.base import Controller, Reads, RoundInfo, SharedState, latency_of
-from monge.core.context import DraftPlan
+from monge.control.latency import Latency
+from monge.core.context import PLAIN, DraftPlan
 from monge.core.draws import Draws
 from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
@@ -44,6 +46,25 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterCosts:
+    """State of one request: what its drafters cost, which never changes.
+
+    Args:
+        network: Latency of rounds that a network drafts, or the only drafter.
+        network_depth: Depth of its deepest draft.
+        lookup: Latency of rounds that a model-free drafter of a pool drafts.
+        lookup_depth: Depth of the deepest such draft; 0 where there is none.
+        model_free: Names of the pool's drafters that run no network and come before a network.
+    """
+
+    network: Latency
+    network_depth: int
+    lookup: Latency
+    lookup_depth: int
+    model_free: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """Expected tokens of a request, and seconds, of a round."""
 
@@ -52,7 +73,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Goodput(Controller[SharedState]):
+class Goodput(Controller[DrafterCosts]):
     """Draft to the depth of most expected tokens per second; decode plainly if none pays.
 
     Expected tokens follow from the acceptance by depth of the last rounds of all requests, shrunk
@@ -86,7 +107,7 @@ class Goodput(Controller[SharedState]):
     first_cooldown: int = 32
     last_cooldown: int = 1024
 
-    reads = frozenset({Reads.ACCEPTED, Reads.LATENCY, Reads.NOTES})
+    reads = frozenset({Reads.ACCEPTED, Reads.LATENCY, Reads.MEMORY})
     selects = True
 
     def __post_init__(self) -> None:
@@ -95,43 +116,59 @@ class Goodput(Controller[SharedState]):
         check_bounds("goodput", 1, self.last_cooldown, first_cooldown=self.first_cooldown)
         check_bounds("goodput", 0, margin=self.margin, batch_margin=self.batch_margin)
 
-    def init(self, shared: SharedState) -> SharedState:
-        latency_of(shared, "goodput")
-        return shared
+    def init(self, shared: SharedState) -> DrafterCosts:
+        latency, members = latency_of(shared, "goodput"), shared.members
+        network = next((member.name for member in members if member.runs_network), None)
+        lookups = list(takewhile(lambda member: not member.runs_network, members))
+        lookups = [] if network is None else lookups
+        deepest_lookup = max((member.max_depth for member in lookups), default=0)
+        return DrafterCosts(
+            latency.of(network, runs_network=True),
+            max(1, min(self.max_window, shared.max_depth or self.max_window)),
+            latency.of(lookups[0].name if lookups else None, runs_network=False),
+            min(self.max_window, deepest_lookup),
+            frozenset(member.name for member in lookups),
+        )
 
     def drafts_at_once(self, shared: SharedState) -> bool:
-        return self._known(shared).cooldown <= 0.0
+        return self._known(shared.memory).cooldown <= 0.0
 
     def plan(
-        self, states: Sequence[SharedState], info: RoundInfo, draws: Sequence[Draws]
+        self, states: Sequence[DrafterCosts], info: RoundInfo, draws: Sequence[Draws]
     ) -> list[DraftPlan]:
-        shared, count, num_idle = states[0], len(states), info.batch_size - len(states)
-        known = self._known(shared)
+        costs, count, num_idle = states[0], len(states), info.batch_size - len(states)
+        known = self._known(info.memory)
 
         def speed(forecast: Forecast) -> float:
             return (count * forecast.tokens + num_idle) / forecast.seconds
 
-        if known.cooldown > 0.0 and not shared.model_free:
-            return [DraftPlan(max_depth=0)] * count
-        by_depth, best = self._network(shared, known, count, info.batch_size), 0
+        if known.cooldown > 0.0 and not costs.model_free:
+            return [PLAIN] * count
+        by_depth, best = _network_forecasts(known, costs, count, info.batch_size), 0
         # The first two rounds are plain, so that their seconds are known.
         if known.cooldown <= 0.0 and round(known.rounds) >= 2:
-            speeds = list(map(speed, by_depth))
-            best = 1 + _argmax(speeds[1:])
-            if _is_recheck(round(known.rounds)) and speeds[best] < 1.5 * speeds[0]:
-                no_lookup = 0 if shared.model_free else None
+            speeds, number = list(map(speed, by_depth)), round(known.rounds) + 1
+            best = 1 + argmax(speeds[1:])
+            is_recheck = number % _RECHECK == 0 or number & (number - 1) == 0
+            if is_recheck and speeds[best] < 1.5 * speeds[0]:
+                no_lookup = 0 if costs.model_free else None
                 return [DraftPlan(max_depth=0, model_free_depth=no_lookup)] * count
             if info.batch_size > 1 and known.probe <= 0.0:
-                # Too few of these requests may draft. A drafter that pays for none pauses in `update`.
+                # Too few of these requests may draft. A drafter that pays for none pauses in `learn`.
                 best = best if speeds[best] >= (1.0 + self.batch_margin) * speeds[0] else 0
-        lookups = self._model_free(shared, known, count, info.batch_size, by_depth[best])
-        lookup_depth = _argmax(list(map(speed, lookups))) if lookups else None
-        if lookups and int(known.rounds) % _LOOK_UP == 0:
-            lookup_depth = len(lookups) - 1
+        lookup_depth = None
+        if costs.lookup_depth:
+            seconds = costs.lookup.rounds_s(costs.lookup_depth, info.batch_size)
+            lookups = _forecasts(known.model_free, count, seconds, by_depth[best])
+            is_due = int(known.rounds) % _LOOK_UP == 0
+            lookup_depth = costs.lookup_depth if is_due else argmax(list(map(speed, lookups)))
         return [DraftPlan(max_depth=best, model_free_depth=lookup_depth)] * count
 
-    def update(self, state: SharedState, record: StepRecord) -> SharedState:
-        plan, known, share = record.plan, self._known(state), 1.0 / record.batch_size
+    def update(self, state: DrafterCosts, record: StepRecord) -> DrafterCosts:
+        return state
+
+    def learn(self, memory: Known | None, state: DrafterCosts, record: StepRecord) -> Known:
+        plan, known, share = record.plan, self._known(memory), 1.0 / record.batch_size
         counts = len(record.examined), record.num_accepted
         is_model_free = record.depth > 0 and record.drafter in state.model_free
         if plan.model_free_depth:
@@ -139,21 +176,20 @@ class Goodput(Controller[SharedState]):
             known = replace(known, model_free=known.model_free.update(*seen, share))
         is_asked = plan.max_depth != 0 and not is_model_free
         if is_asked:
-            plain_s = latency_of(state, "goodput").round_s(0, record.batch_size)
+            plain_s = state.network.round_s(0, record.batch_size)
             lost_s = record.times.total_s - len(record.token_ids) * plain_s
             known = replace(
                 known,
                 network=known.network.update(*counts, share),
                 lost_s=max(0.0, known.lost_s + share * lost_s),
             )
-        state.notes["goodput"] = self._paced(known, state, record.batch_size, is_asked=is_asked)
-        return state
+        return self._paced(known, state, record.batch_size, is_asked=is_asked)
 
-    def _known(self, shared: SharedState) -> Known:
-        return shared.notes.get("goodput") or Known(probe=float(self.probe))
+    def _known(self, memory: Known | None) -> Known:
+        return memory or Known(probe=float(self.probe))
 
     def _paced(
-        self, known: Known, shared: SharedState, batch_size: int, *, is_asked: bool
+        self, known: Known, costs: DrafterCosts, batch_size: int, *, is_asked: bool
     ) -> Known:
         """Return the state with cooldown and probe moved on by one request's share of a round."""
         share, before = 1.0 / batch_size, known.rounds
@@ -164,7 +200,7 @@ class Goodput(Controller[SharedState]):
         # Once a round: forecasts for each of many requests would take longer than drafts.
         if known.probe > 0.0 or int(known.rounds + 0.5 * share) == int(before + 0.5 * share):
             return known
-        forecasts = self._network(shared, known, batch_size, batch_size)
+        forecasts = _network_forecasts(known, costs, batch_size, batch_size)
         plain, *drafted = (forecast.tokens / forecast.seconds for forecast in forecasts)
         best, is_alone = max(drafted), batch_size == 1
         margin, doubt = (self.margin, known.network.doubt) if is_alone else (self.batch_margin, 0.0)
@@ -178,36 +214,15 @@ class Goodput(Controller[SharedState]):
         cooldown = max(float(backoff), repaid)
         # What was seen before a cooldown says little about the drafts of the probe after it.
         network = known.network.aged(cooldown)
-        return Known(
-            probe=float(self.probe),
-            network=network,
-            model_free=known.model_free,
-            rounds=known.rounds,
-            cooldown=cooldown,
-            backoff=backoff,
-        )
+        return Known(float(self.probe), network, known.model_free, known.rounds, cooldown, backoff)
 
-    def _network(
-        self, shared: SharedState, known: Known, count: int, batch_size: int
-    ) -> list[Forecast]:
-        """Return the forecasts by depth of the network's drafts, or of the only drafter's."""
-        name = next((member.name for member in shared.members if member.runs_network), None)
-        latency = latency_of(shared, "goodput").of(name, runs_network=True)
-        deepest = max(1, min(self.max_window, shared.max_depth or self.max_window))
-        seconds = latency.rounds_s(deepest, batch_size)
-        return _forecasts(known.network, count, seconds, Forecast(1.0, seconds[0]))
 
-    def _model_free(
-        self, shared: SharedState, known: Known, count: int, batch_size: int, otherwise: Forecast
-    ) -> list[Forecast]:
-        """Return the forecasts by depth of model-free drafts; none without such drafters in a pool."""
-        members = [member for member in shared.members if member.name in shared.model_free]
-        deepest = min(self.max_window, max((member.max_depth for member in members), default=0))
-        if not deepest:
-            return []
-        latency = latency_of(shared, "goodput").of(members[0].name, runs_network=False)
-        seconds = latency.rounds_s(deepest, batch_size)
-        return _forecasts(known.model_free, count, seconds, otherwise)
+def _network_forecasts(
+    known: Known, costs: DrafterCosts, num_requests: int, batch_size: int
+) -> list[Forecast]:
+    """Return the forecasts by depth of the network's drafts, or of the only drafter's."""
+    seconds = costs.network.rounds_s(costs.network_depth, batch_size)
+    return _forecasts(known.network, num_requests, seconds, Forecast(1.0, seconds[0]))
 
 
 def _forecasts(
@@ -235,17 +250,3 @@ def _forecasts(
         any_hit * max(duration, least) + (1.0 - any_hit) * otherwise.seconds for duration in seconds
     ]
     return [otherwise, *map(Forecast, tokens[1:], spent[1:])]
-
-
-def _is_recheck(rounds: int) -> bool:
-    """Return whether the next round is to measure plain decoding again.
-
-    Args:
-        rounds: Finished rounds.
-    """
-    number = rounds + 1
-    return number % _RECHECK == 0 or number & (number - 1) == 0
-
-
-def _argmax(values: Sequence[float]) -> int:
-    return max(range(len(values)), key=lambda place: values[place])

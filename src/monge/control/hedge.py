@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from operator import mul
 from typing import Any, Final
 
 from monge.control.base import (
@@ -11,8 +13,10 @@ from monge.control.base import (
     Reads,
     RoundInfo,
     SharedState,
+    draw_index,
     latency_of,
 )
+from monge.control.latency import Latency
 from monge.control.registry import DEPTH_CONTROLLERS
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
@@ -24,6 +28,10 @@ from monge.core.verdict import StepRecord
 _RATE_KEEP: Final = 0.95
 """Factor on the weight of a round with each later one, in the running speed (the price of a
 second)."""
+_parse: Final = lru_cache(DEPTH_CONTROLLERS.parse)
+
+Memories = Mapping[str, Any]
+"""Memory of the window controller of each drafter, by the drafter's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ class AdaHedge:
         """The probability of each alternative; at first only the best ones have any."""
         least = min(self.losses)
         if self.gap <= 0.0:
-            masses = [1.0 if loss == least else 0.0 for loss in self.losses]
+            masses = [float(loss == least) for loss in self.losses]
         else:
             masses = [math.exp(-self._rate * (loss - least)) for loss in self.losses]
         total = math.fsum(masses)
@@ -60,14 +68,12 @@ class AdaHedge:
     def update(self, losses: Sequence[float], keep: float | int = 1.0) -> "AdaHedge":
         """Return the weights after a round; earlier rounds count `keep` times as much as before."""
         weights, least = self.weights, min(losses)
-        expected = math.fsum(weight * loss for weight, loss in zip(weights, losses, strict=True))
+        expected = math.fsum(map(mul, weights, losses))
         if self.gap <= 0.0:
             mixed = min(loss for weight, loss in zip(weights, losses, strict=True) if weight > 0.0)
         else:
-            mass = math.fsum(
-                weight * math.exp(-self._rate * (loss - least))
-                for weight, loss in zip(weights, losses, strict=True)
-            )
+            shrunk = (math.exp(-self._rate * (loss - least)) for loss in losses)
+            mass = math.fsum(map(mul, weights, shrunk))
             # Weights of alternatives far behind the best one underflow to zero.
             mixed = least - math.log(mass) / self._rate if mass > 0.0 else expected
         sums = tuple(keep * old + new for old, new in zip(self.losses, losses, strict=True))
@@ -112,35 +118,37 @@ class PendingRound:
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterState:
+    """What a request knows of a drafter.
+
+    Args:
+        member: The drafter.
+        latency: Seconds of its rounds.
+        windows: State of its window controller.
+        average: Mean tokens and seconds of its rounds.
+    """
+
+    member: Member
+    latency: Latency
+    windows: Any
+    average: Average = Average()
+
+
+@dataclass(frozen=True, slots=True)
 class HedgeState:
     """State of one request.
 
     Args:
-        members: The drafters.
-        shared: Shared state of each drafter's window controller, with the latency of its rounds.
-        weights: Weights of the drafters.
-        inner: States of their window controllers.
-        averages: Mean tokens and seconds of each drafter.
+        drafters: The drafters by name, in the order of the pool.
+        weights: Their weights, in the same order.
         pending: Rounds that are not settled, in order.
         recent: Mean tokens and predicted seconds of the last rounds.
     """
 
-    members: tuple[Member, ...]
-    shared: tuple[SharedState, ...]
+    drafters: Mapping[str, DrafterState]
     weights: AdaHedge
-    inner: tuple[Any, ...]
-    averages: tuple[Average, ...]
     pending: tuple[PendingRound, ...] = ()
     recent: Average = Average()
-
-    def arm(self, drafter: str | None) -> int | None:
-        """Return the index of a drafter, or `None` if there is no such one."""
-        names = [member.name for member in self.members]
-        return names.index(drafter) if drafter in names else None
-
-    def seconds(self, arm: int, depth: int, batch_size: int) -> float:
-        """Return the predicted seconds of a round that one drafter drafts."""
-        return latency_of(self.shared[arm], self.members[arm].name).round_s(depth, batch_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +178,7 @@ class Hedge(Controller[HedgeState]):
     explore: float | int = 0.05
     keep: float | int = 0.98
 
-    reads = frozenset({Reads.ACCEPTED, Reads.TOKENS, Reads.LATENCY, Reads.NOTES})
+    reads = frozenset({Reads.ACCEPTED, Reads.TOKENS, Reads.LATENCY, Reads.MEMORY})
     selects = True
 
     def __post_init__(self) -> None:
@@ -180,23 +188,18 @@ class Hedge(Controller[HedgeState]):
         self._windows()
 
     def init(self, shared: SharedState) -> HedgeState:
-        latency, members = latency_of(shared, "hedge"), shared.members
-        if not members:
+        latency, drafters = latency_of(shared, "hedge"), dict[str, DrafterState]()
+        if not shared.members:
             raise OptionError(
                 "controller 'hedge' chooses between drafters and there is only one; use "
                 "drafter=\"pool('ngram', 'model')\", or a controller that plans windows"
             )
-        if "hedge" not in shared.notes:
-            shared.notes["hedge"] = tuple(
-                SharedState(
-                    latency.of(member.name, runs_network=member.runs_network),
-                    max_depth=member.max_depth,
-                )
-                for member in members
-            )
-        arms: tuple[SharedState, ...] = shared.notes["hedge"]
-        inner, weights = tuple(map(self._windows().init, arms)), AdaHedge((0.0,) * len(members))
-        return HedgeState(members, arms, weights, inner, (Average(),) * len(members))
+        memories: Memories = shared.memory or {}
+        for member in shared.members:
+            view = latency.of(member.name, runs_network=member.runs_network)
+            inner = SharedState(view, memories.get(member.name), max_depth=member.max_depth)
+            drafters[member.name] = DrafterState(member, view, self._windows().init(inner))
+        return HedgeState(drafters, AdaHedge((0.0,) * len(drafters)))
 
     def drafts_at_once(self, shared: SharedState) -> bool:
         return False  # a network that is never chosen need not read prompts
@@ -204,107 +207,107 @@ class Hedge(Controller[HedgeState]):
     def plan(
         self, states: Sequence[HedgeState], info: RoundInfo, draws: Sequence[Draws]
     ) -> list[DraftPlan]:
-        chosen = [
-            self.choose(state, row_draws) for state, row_draws in zip(states, draws, strict=True)
-        ]
-        return self.plans_of(states, chosen, info, draws)
+        return self.plans_of(states, list(map(self.choose, states, draws)), info, draws)
 
     def update(self, state: HedgeState, record: StepRecord) -> HedgeState:
-        return self.learn(state, record, self.probs(state))
+        return self.after(state, record, self.probs(state))
 
-    def probs(self, state: HedgeState) -> tuple[float, ...]:
+    def learn(self, memory: Memories | None, state: HedgeState, record: StepRecord) -> Memories:
+        memories, name = memory or {}, record.drafter
+        if name is None or name not in state.drafters:
+            return memories
+        learnt = self._windows().learn(memories.get(name), state.drafters[name].windows, record)
+        return {**memories, name: learnt}
+
+    def probs(self, state: HedgeState) -> dict[str, float]:
         """Return the probability of every drafter in the coming round."""
-        networks = sum(member.runs_network for member in state.members)
+        networks = {name for name, drafter in state.drafters.items() if drafter.member.runs_network}
         share = self.explore if networks else 0.0
-        return tuple(
-            (1.0 - share) * weight + (share / networks if member.runs_network else 0.0)
-            for weight, member in zip(state.weights.weights, state.members, strict=True)
-        )
+        return {
+            name: (1.0 - share) * weight + (share / len(networks) if name in networks else 0.0)
+            for name, weight in zip(state.drafters, state.weights.weights, strict=True)
+        }
 
-    def choose(self, state: HedgeState, draws: Draws) -> int:
+    def choose(self, state: HedgeState, draws: Draws) -> str:
         """Draw the drafter of the coming round."""
-        possible = [(arm, prob) for arm, prob in enumerate(self.probs(state)) if prob > 0.0]
-        left = 1.0
-        for arm, prob in possible[:-1]:
-            if draws.bernoulli(min(1.0, prob / left)):
-                return arm
-            left -= prob
-        return possible[-1][0]
+        names, probs = zip(*self.probs(state).items(), strict=True)
+        return names[draw_index(probs, draws)]
 
     def plans_of(
         self,
         states: Sequence[HedgeState],
-        chosen: Sequence[int],
+        names: Sequence[str],
         info: RoundInfo,
         draws: Sequence[Draws],
     ) -> list[DraftPlan]:
-        """Return the plans of a batch; the requests of one drafter are planned together."""
+        """Return the plans of a batch, given the drafter of each request; each drafter's are planned together."""
         plans: dict[int, DraftPlan] = {}
-        for arm in sorted(set(chosen)):
-            rows = [row for row, choice in enumerate(chosen) if choice == arm]
-            group = replace(info, context_lengths=tuple(info.context_lengths[row] for row in rows))
-            planned = self._windows().plan(
-                [states[row].inner[arm] for row in rows], group, [draws[row] for row in rows]
-            )
+        memories: Memories = info.memory or {}
+        for name in dict.fromkeys(names):
+            rows = [row for row, other in enumerate(names) if other == name]
+            lengths = tuple(info.context_lengths[row] for row in rows)
+            group = replace(info, context_lengths=lengths, memory=memories.get(name))
+            windows = [states[row].drafters[name].windows for row in rows]
+            planned = self._windows().plan(windows, group, [draws[row] for row in rows])
             for row, plan in zip(rows, planned, strict=True):
-                plans[row] = replace(plan, drafter=states[row].members[arm].name)
+                plans[row] = replace(plan, drafter=name)
         return [plans[row] for row in range(len(states))]
 
-    def learn(self, state: HedgeState, record: StepRecord, probs: Sequence[float]) -> HedgeState:
+    def after(
+        self, state: HedgeState, record: StepRecord, probs: Mapping[str, float]
+    ) -> HedgeState:
         """Return the state after a round whose drafter was chosen with these probabilities."""
-        chosen, recent = state.arm(record.drafter), state.recent
-        if chosen is None:
+        name, recent = record.drafter, state.recent
+        if name is None or name not in state.drafters:
             return state  # the drafter has failed, and the request is decoded plainly
-        inner = list(state.inner)
-        inner[chosen] = self._windows().update(inner[chosen], record)
+        drafter = state.drafters[name]
         speed = recent.tokens / recent.seconds if recent.seconds else 0.0
-        price = max(speed, 1.0 / state.seconds(chosen, 0, record.batch_size))
-        seconds = state.seconds(chosen, record.depth, record.batch_size)
+        price = max(speed, 1.0 / drafter.latency.round_s(0, record.batch_size))
+        seconds = drafter.latency.round_s(record.depth, record.batch_size)
+        drafter = replace(drafter, windows=self._windows().update(drafter.windows, record))
         state = replace(
             state,
-            inner=tuple(inner),
-            pending=(*state.pending, PendingRound(record, probs[chosen], price)),
+            drafters={**state.drafters, name: drafter},
+            pending=(*state.pending, PendingRound(record, probs[name], price)),
             recent=recent.update(record.num_accepted + 1.0, seconds, _RATE_KEEP),
         )
-        return self._settled(state, record.counterfactuals)
-
-    def _windows(self) -> AnyController:
-        return DEPTH_CONTROLLERS.parse(self.inner)
-
-    def _settled(self, state: HedgeState, entries: Sequence[CounterfactualDraft]) -> HedgeState:
-        """Return the state after the rounds that the text has decided."""
         by_position: dict[int, dict[str, CounterfactualDraft]] = {}
-        for entry in entries:
-            by_position.setdefault(entry.position, {})[entry.drafter] = entry
-        waits = any(not member.runs_network for member in state.members)
+        for draft in record.counterfactuals:
+            by_position.setdefault(draft.position, {})[draft.drafter] = draft
+        # Without model-free drafters, a round is settled at once.
+        waits = not all(drafter.member.runs_network for drafter in state.drafters.values())
         for pending in state.pending:
-            seen = by_position.get(pending.record.context_length)
-            if seen is not None or not waits:
+            drafts = by_position.get(pending.record.context_length)
+            if drafts is not None or not waits:
                 left = tuple(other for other in state.pending if other is not pending)
-                state = replace(self._after(state, pending, seen or {}), pending=left)
+                state = replace(self._settled(state, pending, drafts or {}), pending=left)
         return state
 
-    def _after(
-        self, state: HedgeState, pending: PendingRound, seen: Mapping[str, CounterfactualDraft]
+    def _windows(self) -> AnyController:
+        return _parse(self.inner)
+
+    def _settled(
+        self, state: HedgeState, pending: PendingRound, drafts: Mapping[str, CounterfactualDraft]
     ) -> HedgeState:
         """Return the state with the gain of every drafter in a round, or an unbiased estimate of it.
 
         The price and the averages precede the round, so that the estimate is unbiased given the
         past.
         """
-        record, losses, averages = pending.record, list[float](), list(state.averages)
-        for arm, (member, average) in enumerate(zip(state.members, state.averages, strict=True)):
-            gain = average.tokens - pending.price * average.seconds
-            if member.name == record.drafter:
+        record, price = pending.record, pending.price
+        losses, drafters = list[float](), dict[str, DrafterState]()
+        for name, drafter in state.drafters.items():
+            average = drafter.average
+            gain = average.tokens - price * average.seconds
+            if name == record.drafter:
                 tokens = record.num_accepted + 1.0
-                seconds = state.seconds(arm, record.depth, record.batch_size)
-                gain += (tokens - pending.price * seconds - gain) / pending.prob
-                averages[arm] = average.update(tokens, seconds, self.keep)
-            if member.name in seen:
-                entry = seen[member.name]
-                seconds = state.seconds(arm, entry.num_nodes, record.batch_size)
-                gain = entry.expected_tokens - pending.price * seconds
+                seconds = drafter.latency.round_s(record.depth, record.batch_size)
+                gain += (tokens - price * seconds - gain) / pending.prob
+                average = average.update(tokens, seconds, self.keep)
+            if name in drafts:
+                seconds = drafter.latency.round_s(drafts[name].num_nodes, record.batch_size)
+                gain = drafts[name].expected_tokens - price * seconds
             losses.append(-gain)
-        return replace(
-            state, weights=state.weights.update(losses, self.keep), averages=tuple(averages)
-        )
+            drafters[name] = replace(drafter, average=average)
+        weights = state.weights.update(losses, self.keep)
+        return replace(state, drafters=drafters, weights=weights)

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Final
 
-from monge.core.verdict import RoundTiming
-
 _RECENT: Final = 8
 """Times of each kind of round that are kept. The shortest of them counts, because whatever else
 runs on the machine makes a round longer and never shorter."""
@@ -77,13 +75,20 @@ class Latency:
         row = self._row(batch_size)
         return [self._at(row, depth) for depth in range(deepest + 1)]
 
-    def observe(self, timing: RoundTiming) -> None:
-        """Learn from a measured round. A time that is no positive finite number is ignored."""
-        if not (self.learns and math.isfinite(timing.seconds) and timing.seconds > 0.0):
-            return
-        drafter = timing.drafter if timing.depth else None
-        key = drafter, _bucket(timing.batch_size), timing.depth
-        self.times.setdefault(key, deque(maxlen=_RECENT)).append(timing.seconds)
+    def observe(
+        self, seconds: float, *, depth: int, batch_size: int = 1, drafter: str | None = None
+    ) -> None:
+        """Learn from a measured round of a batch.
+
+        Args:
+            seconds: Seconds of the whole round; ignored unless positive and finite.
+            depth: Depth of the deepest tree.
+            batch_size: Requests that shared the round.
+            drafter: Name of the drafter of a pool that drafted; `None` without a pool.
+        """
+        if self.learns and math.isfinite(seconds) and seconds > 0.0:
+            key = drafter if depth else None, _bucket(batch_size), depth
+            self.times.setdefault(key, deque(maxlen=_RECENT)).append(seconds)
 
     def _row(self, batch_size: int) -> dict[int, float]:
         """Return the seconds of a batch size by depth, as far as they are known; always of depth 0."""

@@ -1,13 +1,13 @@
 """Chooses the drafter of a pool that begins, by a linear model of the prompt."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from monge.control.acceptance import expected_tokens
+from monge.control.acceptance import speeds
 from monge.control.base import PromptReader, RoundInfo, SharedState
-from monge.control.hedge import Hedge, HedgeState
+from monge.control.hedge import Hedge, HedgeState, Memories
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, unknown_name
@@ -111,25 +111,25 @@ def _dot(left: Sequence[float], right: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """Accepted tokens, rounds with a rejection, and rounds of a drafter since its last example."""
+    """Accepted tokens, rounds with a rejection, and rounds of a drafter in one example."""
 
     accepted: float = 0.0
     rejected: float = 0.0
     rounds: int = 0
 
     def update(self, member: Member, record: StepRecord) -> "DraftCounts":
-        """Return the counts with what a record says about the drafter."""
+        """Return the counts with what a record says about the drafter; after a full example, new ones."""
+        if self.rounds >= _STRETCH:
+            return DraftCounts().update(member, record)
         if member.max_depth == 0:
             return self
         seen: list[tuple[float, bool]] = []
         if not member.runs_network:
             # Where nothing was found the next token was not foretold: a rejection, or lookups that
             # rarely match would look good.
-            factor_lists = [
-                draft.factors for draft in record.counterfactuals if draft.drafter == member.name
-            ]
+            drafts = [draft for draft in record.counterfactuals if draft.drafter == member.name]
             seen = [
-                (math.fsum(factors), not factors or factors[-1] == 0.0) for factors in factor_lists
+                (math.fsum(draft.factors), draft.factors[-1:] in {(), (0.0,)}) for draft in drafts
             ]
         elif record.drafter == member.name and record.depth > 0:
             seen = [(record.num_accepted, record.next_kind == "correction")]
@@ -140,25 +140,30 @@ class DraftCounts:
         )
 
 
+LinearMemory = tuple[Memories, Mapping[str, Ridge]]
+"""Memory of the later selection, and regressions of the logit of acceptance by drafter."""
+_NOTHING: Final[LinearMemory] = {}, {}
+
+
 @dataclass(frozen=True, slots=True)
 class LinearState:
     """State of one request.
 
     Args:
-        shared: Shared state of the decoder.
         hedge: State of the later selection, which learns from the first round on.
+        ridges: Regressions by drafter when the request began.
+        counts: Counts by drafter.
         features: Features of the prompt, a constant first.
         choice: The drafter that the model chose.
         opening_left: Rounds that it still drafts.
-        counts: Counts by drafter.
     """
 
-    shared: SharedState
     hedge: HedgeState
+    ridges: Mapping[str, Ridge]
+    counts: Mapping[str, DraftCounts]
     features: tuple[float, ...] = ()
-    choice: int = 0
+    choice: str = ""
     opening_left: int = 0
-    counts: tuple[DraftCounts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +223,19 @@ class LinearSelection(PromptReader[LinearState]):
         return not _OF_LAWS.isdisjoint(self.features)
 
     def init(self, shared: SharedState) -> LinearState:
-        hedge = self.hedge().init(shared)
-        return LinearState(shared, hedge, counts=(DraftCounts(),) * len(hedge.members))
+        memories, ridges = shared.memory or _NOTHING
+        hedge = self.hedge().init(replace(shared, memory=memories))
+        names = hedge.drafters
+        return LinearState(hedge, self._ridges(names, ridges), dict.fromkeys(names, DraftCounts()))
 
     def read(self, state: LinearState, prompt: PromptProfile) -> LinearState:
         features = (1.0, *(FEATURES[name](prompt) for name in self.features))
-        speeds = self._speeds(state, features)
-        choice = max(range(len(speeds)), key=speeds.__getitem__)
+        fastest = dict[str, float]()
+        for name, drafter in state.hedge.drafters.items():
+            ridge, seconds = state.ridges[name], drafter.latency.rounds_s(drafter.member.max_depth)
+            logit = ridge.predict(features) + self.bonus * ridge.width(features)
+            fastest[name] = max(speeds(1.0 / (1.0 + math.exp(-logit)), seconds))
+        choice = max(fastest, key=fastest.__getitem__)
         return replace(state, features=features, choice=choice, opening_left=self.opening)
 
     def drafts_at_once(self, shared: SharedState) -> bool:
@@ -234,58 +245,53 @@ class LinearSelection(PromptReader[LinearState]):
         self, states: Sequence[LinearState], info: RoundInfo, draws: Sequence[Draws]
     ) -> list[DraftPlan]:
         hedge = self.hedge()
-        chosen = [
+        names = [
             state.choice if state.opening_left > 0 else hedge.choose(state.hedge, row_draws)
             for state, row_draws in zip(states, draws, strict=True)
         ]
-        return hedge.plans_of([state.hedge for state in states], chosen, info, draws)
+        info = replace(info, memory=(info.memory or _NOTHING)[0])
+        return hedge.plans_of([state.hedge for state in states], names, info, draws)
 
     def update(self, state: LinearState, record: StepRecord) -> LinearState:
-        hedge, members = self.hedge(), state.hedge.members
-        probs: Sequence[float] = [float(arm == state.choice) for arm in range(len(members))]
+        hedge, drafters = self.hedge(), state.hedge.drafters
+        probs = dict.fromkeys(drafters, 0.0) | {state.choice: 1.0}
         if state.opening_left == 0:
             probs = hedge.probs(state.hedge)
-        counts = [
-            self._taught(state, arm, count.update(member, record))
-            for arm, (count, member) in enumerate(zip(state.counts, members, strict=True))
-        ]
         return replace(
             state,
-            hedge=hedge.learn(state.hedge, record, probs),
+            hedge=hedge.after(state.hedge, record, probs),
             opening_left=max(0, state.opening_left - 1),
-            counts=tuple(counts),
+            counts={
+                name: count.update(drafters[name].member, record)
+                for name, count in state.counts.items()
+            },
         )
+
+    def learn(
+        self, memory: LinearMemory | None, state: LinearState, record: StepRecord
+    ) -> LinearMemory:
+        memories, ridges = memory or _NOTHING
+        ridges = {
+            name: _with_example(ridge, state.features, state.counts[name])
+            for name, ridge in self._ridges(state.counts, ridges).items()
+        }
+        return self.hedge().learn(memories, state.hedge, record), ridges
 
     def hedge(self) -> Hedge:
         """Return the selection of later rounds."""
         return Hedge(inner=self.inner, explore=self.explore, keep=self.keep)
 
-    def _speeds(self, state: LinearState, features: Sequence[float]) -> list[float]:
-        """Return the predicted tokens per second of every drafter at its best window, with the bonus."""
-        known, speeds = self._known(state), list[float]()
-        for arm, member in enumerate(state.hedge.members):
-            score = known[arm].predict(features) + self.bonus * known[arm].width(features)
-            tokens = expected_tokens((1.0 / (1.0 + math.exp(-score)),) * member.max_depth)
-            speeds.append(
-                max(
-                    count / state.hedge.seconds(arm, depth, 1) for depth, count in enumerate(tokens)
-                )
-            )
-        return speeds
-
-    def _known(self, state: LinearState) -> tuple[Ridge, ...]:
+    def _ridges(self, names: Iterable[str], known: Mapping[str, Ridge]) -> Mapping[str, Ridge]:
         empty = Ridge.empty(len(self.features) + 1, float(self.ridge), _FIRST_LOGIT)
-        return state.shared.notes.get("linear_selection", (empty,) * len(state.hedge.members))
+        return {name: known.get(name, empty) for name in names}
 
-    def _taught(self, state: LinearState, arm: int, count: DraftCounts) -> DraftCounts:
-        """Make an example of a full count."""
-        if count.rounds < _STRETCH:
-            return count
-        # Half a token of either kind keeps the logit of a clean sweep finite, as Haldane and
-        # Anscombe proposed.
-        total = count.accepted + count.rejected
-        share = (count.accepted + 0.5) / (total + 1.0)
-        logit, known = math.log(share / (1.0 - share)), list(self._known(state))
-        known[arm] = known[arm].update(state.features, logit, weight=total / _STRETCH)
-        state.shared.notes["linear_selection"] = tuple(known)
-        return DraftCounts()
+
+def _with_example(ridge: Ridge, features: Sequence[float], count: DraftCounts) -> Ridge:
+    """Return the regression with one more example, if the count is full."""
+    if count.rounds < _STRETCH:
+        return ridge
+    # Half a token of either kind keeps the logit of a clean sweep finite, as Haldane and
+    # Anscombe proposed.
+    total = count.accepted + count.rejected
+    share = (count.accepted + 0.5) / (total + 1.0)
+    return ridge.update(features, math.log(share / (1.0 - share)), weight=total / _STRETCH)

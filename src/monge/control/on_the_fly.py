@@ -1,24 +1,15 @@
 """The window of largest predicted speed, for one acceptance rate that is estimated on the fly."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from monge.control.acceptance import expected_tokens
-from monge.control.base import (
-    PLAIN,
-    Reads,
-    RoundInfo,
-    SharedState,
-    SoloController,
-    latency_of,
-)
-from monge.core.context import DraftPlan
+from monge.control.acceptance import argmax, speeds
+from monge.control.base import Reads, RoundInfo, SharedState, SoloController, latency_of
+from monge.control.latency import Latency
+from monge.core.context import PLAIN, DraftPlan
 from monge.core.draws import Draws
 from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
-
-Rounds = Sequence[tuple[int, int]]
-"""Window and number of accepted draft tokens of each round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +17,14 @@ class History:
     """State of one request.
 
     Args:
-        shared: Shared state of the decoder.
-        rounds: The last rounds that drafted.
+        latency: Measured times.
+        deepest: Largest window.
+        rounds: Window and accepted tokens of the last rounds that drafted.
         idle_tokens: Tokens committed since the last of them.
     """
 
-    shared: SharedState
+    latency: Latency
+    deepest: int
     rounds: tuple[tuple[int, int], ...] = ()
     idle_tokens: int = 0
 
@@ -77,13 +70,15 @@ class OnTheFly(SoloController[History]):
         check_bounds("on_the_fly", 0, prior=min(self.prior))
 
     def init(self, shared: SharedState) -> History:
-        latency_of(shared, "on_the_fly")
-        return History(shared)
+        deepest = min(self.max_window, shared.max_depth or self.max_window)
+        return History(latency_of(shared, "on_the_fly"), deepest)
 
     def plan_one(
         self, state: History, info: RoundInfo, context_length: int, draws: Draws
     ) -> DraftPlan:
-        window = self.window(state, info)
+        acceptance = censored_acceptance(state.rounds, self.prior, self.max_acceptance)
+        seconds = state.latency.rounds_s(state.deepest, info.batch_size)
+        window = argmax(speeds(acceptance, seconds))
         if window > 0:
             return DraftPlan(max_depth=window)
         is_probe = state.idle_tokens >= self.probe_tokens or (
@@ -93,23 +88,18 @@ class OnTheFly(SoloController[History]):
 
     def update(self, state: History, record: StepRecord) -> History:
         if record.depth == 0:
-            return History(state.shared, state.rounds, state.idle_tokens + len(record.token_ids))
+            return replace(state, idle_tokens=state.idle_tokens + len(record.token_ids))
         # A path of a tree may end above its deepest node: where it was accepted to its end, nothing
         # was rejected.
         window = record.num_accepted if record.next_kind == "bonus" else record.depth
         rounds = (*state.rounds, (window, record.num_accepted))[-self.history :]
-        return History(state.shared, rounds)
-
-    def window(self, state: History, info: RoundInfo) -> int:
-        """Return the window that the estimate asks for."""
-        acceptance = censored_acceptance(state.rounds, self.prior, self.max_acceptance)
-        deepest = min(self.max_window, state.shared.max_depth or self.max_window)
-        latency = latency_of(state.shared, "on_the_fly")
-        return best_window(acceptance, latency.rounds_s(deepest, info.batch_size))
+        return replace(state, rounds=rounds, idle_tokens=0)
 
 
 def censored_acceptance(
-    rounds: Rounds, prior: tuple[float | int, float | int] = (0, 0), largest: float = 1.0
+    rounds: Sequence[tuple[int, int]],
+    prior: tuple[float | int, float | int] = (0, 0),
+    largest: float = 1.0,
 ) -> float:
     """Return the maximum-likelihood acceptance of rounds that end at a rejection or at their window (equation 2).
 
@@ -121,9 +111,3 @@ def censored_acceptance(
     accepted = prior[0] + sum(count for _, count in rounds)
     rejected = prior[1] + sum(count < window for window, count in rounds)
     return min(largest, accepted / (accepted + rejected)) if accepted + rejected > 0 else largest
-
-
-def best_window(acceptance: float, seconds: Sequence[float]) -> int:
-    """Return the window w that maximises (1 + Acc + .. + Acc^w) / seconds[w] (equation 1, also valid at Acc = 1)."""
-    tokens = expected_tokens((acceptance,) * (len(seconds) - 1))
-    return max(range(len(seconds)), key=lambda window: tokens[window] / seconds[window])

@@ -3,13 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from monge.control.base import (
-    Reads,
-    RoundInfo,
-    SharedState,
-    SoloController,
-    latency_of,
-)
+from monge.control.base import Reads, RoundInfo, SharedState, SoloController, draw_index, latency_of
+from monge.control.latency import Latency
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -39,7 +34,7 @@ class QTable:
 class QState:
     """State of one request: the situation, the window chosen in it, and the agent."""
 
-    shared: SharedState
+    latency: Latency
     situation: Situation
     learned: QTable
 
@@ -71,7 +66,7 @@ class QLearning(SoloController[QState]):
     rate: float | int = 0.1
     discount: float | int = 0.5
 
-    reads = frozenset({Reads.ACCEPTED, Reads.LATENCY, Reads.NOTES})
+    reads = frozenset({Reads.ACCEPTED, Reads.LATENCY, Reads.MEMORY})
 
     def __post_init__(self) -> None:
         if not self.windows or min(self.windows) < 0 or len(set(self.windows)) < len(self.windows):
@@ -79,19 +74,12 @@ class QLearning(SoloController[QState]):
                 "q_learning: windows must be different numbers >= 0, at least one; "
                 f"got {self.windows}"
             )
-        check_bounds(
-            "q_learning",
-            0,
-            1,
-            rate=self.rate,
-            discount=self.discount,
-            first_exploration=self.first_exploration,
-            last_exploration=self.last_exploration,
-        )
+        check_bounds("q_learning", 0, 1, rate=self.rate, discount=self.discount)
+        check_bounds("q_learning", 0, 1, first_exploration=self.first_exploration)
+        check_bounds("q_learning", 0, 1, last_exploration=self.last_exploration)
 
     def init(self, shared: SharedState) -> QState:
-        latency_of(shared, "q_learning")
-        return QState(shared, (-1, 0, 0), shared.notes.get("q_learning", QTable()))
+        return QState(latency_of(shared, "q_learning"), (-1, 0, 0), shared.memory or QTable())
 
     def plan_one(
         self, state: QState, info: RoundInfo, context_length: int, draws: Draws
@@ -99,7 +87,7 @@ class QLearning(SoloController[QState]):
         share = self.first_exploration / (1.0 + state.learned.rounds / 64) ** 0.5
         share = max(self.last_exploration, share)
         if share > 0.0 and draws.bernoulli(share):
-            return DraftPlan(max_depth=self.windows[_uniform_index(len(self.windows), draws)])
+            return DraftPlan(max_depth=self.windows[draw_index((1.0,) * len(self.windows), draws)])
         values = self._values(state.learned, state.situation)
         return DraftPlan(max_depth=self.windows[values.index(max(values))])
 
@@ -112,11 +100,8 @@ class QLearning(SoloController[QState]):
         )
         quarter = -1 if record.depth == 0 else min(3, 4 * record.num_accepted // record.depth)
         following = (quarter, self.windows[action], record.batch_size.bit_length())
-        latency = latency_of(state.shared, "q_learning")
-        new_tokens, new_seconds = (
-            record.num_accepted + 1,
-            latency.round_s(record.depth, record.batch_size),
-        )
+        new_tokens = record.num_accepted + 1
+        new_seconds = state.latency.round_s(record.depth, record.batch_size)
         tokens = _RATE_MEMORY * old.tokens + new_tokens
         seconds = _RATE_MEMORY * old.seconds + new_seconds
         reward = new_tokens - tokens / seconds * new_seconds
@@ -125,16 +110,10 @@ class QLearning(SoloController[QState]):
         values[action] += self.rate * (target - values[action])
         known = {**old.values, state.situation: tuple(values)}
         learned = QTable(known, tokens, seconds, old.rounds + 1)
-        state.shared.notes["q_learning"] = learned
-        return QState(state.shared, following, learned)
+        return QState(state.latency, following, learned)
+
+    def learn(self, memory: QTable | None, state: QState, record: StepRecord) -> QTable:
+        return state.learned
 
     def _values(self, learned: QTable, situation: Situation) -> tuple[float, ...]:
         return learned.values.get(situation, (0.0,) * len(self.windows))
-
-
-def _uniform_index(count: int, draws: Draws) -> int:
-    """Draw a number in 0 .. count - 1, each as likely, by coins that can be enumerated."""
-    for index in range(count - 1):
-        if draws.bernoulli(1.0 / (count - index)):
-            return index
-    return count - 1

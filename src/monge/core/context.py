@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Final
 
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
@@ -51,26 +52,22 @@ class DraftPlan:
     model_free_depth: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_depth", "max_nodes", "model_free_depth"):
-            if (limit := getattr(self, name)) is not None and limit < 0:
+        for name in ("max_depth", "max_nodes", "model_free_depth", "min_token_prob"):
+            if (limit := getattr(self, name)) is not None and not limit >= 0:
                 raise OptionError(
-                    f"DraftPlan: {name} must be >= 0, or None for the builder's own; got {limit}"
+                    f"DraftPlan: {name} must be >= 0, or None for no limit; got {limit}"
                 )
-        if self.min_token_prob is not None and not self.min_token_prob >= 0.0:
-            raise OptionError(
-                f"DraftPlan: min_token_prob must be >= 0, or None; got {self.min_token_prob}"
-            )
 
-    def depth(self, own: int) -> int:
+    def depth(self, builder_depth: int) -> int:
         """Return the depth of a builder under this plan."""
-        return own if self.max_depth is None else min(own, self.max_depth)
+        return builder_depth if self.max_depth is None else min(builder_depth, self.max_depth)
 
-    def nodes(self, own: int) -> int:
+    def nodes(self, builder_nodes: int) -> int:
         """Return the number of drafted nodes of a builder under this plan."""
-        return own if self.max_nodes is None else min(own, self.max_nodes)
+        return builder_nodes if self.max_nodes is None else min(builder_nodes, self.max_nodes)
 
     def within(self, other: "DraftPlan") -> "DraftPlan":
-        """Return this plan, no deeper and no larger than another one."""
+        """Return this plan, no deeper and no larger than another plan."""
         depth = _least(self.max_depth, other.max_depth)
         nodes, lookup = _least(self.max_nodes, other.max_nodes), self.model_free_depth
         if lookup is not None:
@@ -99,13 +96,17 @@ class DraftPlan:
         return self if depth is None else depth_plan(depth, self.max_nodes)
 
 
+PLAIN: Final = DraftPlan(max_depth=0)
+"""Plain decoding in the coming round."""
+
+
 @lru_cache(maxsize=1024)
 def depth_plan(depth: int, nodes: int | None = None) -> DraftPlan:
     """Return the plan of this depth and this many drafted nodes."""
     return DraftPlan(max_depth=depth, max_nodes=nodes)
 
 
-def _least(one: int | None, other: int | None) -> int | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)
+def _least(first: int | None, second: int | None) -> int | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return min(first, second)

@@ -122,20 +122,3 @@ class StepRecord:
     drafter: str | None = None
     counterfactuals: tuple[CounterfactualDraft, ...] = ()
     tree: VerifiedTree | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundTiming:
-    """One measured round of a batch.
-
-    Args:
-        depth: Depth of the deepest tree.
-        batch_size: Requests that shared the round.
-        seconds: Seconds of the whole round.
-        drafter: Name of the drafter of a pool that drafted; `None` without a pool.
-    """
-
-    depth: int
-    batch_size: int
-    seconds: float
-    drafter: str | None = None

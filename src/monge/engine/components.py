@@ -31,7 +31,7 @@ _MOST_NODES: Final = 63
 _LEVEL: Final = 16
 """Nodes of a level of a drafted tree for which draft models are prepared."""
 # A plan that depends on these may differ when its seed comes again.
-_UNSTEADY: Final = frozenset({Reads.LATENCY, Reads.NOTES})
+_UNSTEADY: Final = frozenset({Reads.LATENCY, Reads.MEMORY})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from monge.control.base import AnyController, RoundInfo
-from monge.core.context import DraftPlan
-from monge.core.verdict import RoundTiming, StepRecord
+from monge.control.base import RoundInfo
+from monge.core.context import PLAIN, DraftPlan
+from monge.core.verdict import StepRecord
 from monge.engine.components import Components
 from monge.engine.grammar import FORCED
 from monge.engine.session import Session
@@ -17,24 +17,23 @@ def plan_round(
 
     A request that does not draft, or asks for the largest tree, has no part in a shared budget.
     """
-    plans = {session.request_id: DraftPlan(max_depth=0) for session in sessions}
-    groups: dict[int, tuple[AnyController, list[Session]]] = {}
+    plans = {session.request_id: DraftPlan() if session.drafts else PLAIN for session in sessions}
+    groups: dict[int, list[Session]] = {}
     for session in sessions:
-        if not session.drafts:
-            continue
-        if session.request.adaptive:
+        if session.drafts and session.request.adaptive:
             controller = components.controller_for(session.request.controller)
-            groups.setdefault(id(controller), (controller, []))[1].append(session)
-        else:
-            plans[session.request_id] = DraftPlan()
-    for controller, group in groups.values():
+            groups.setdefault(id(controller), []).append(session)
+    for group in groups.values():
+        name = group[0].request.controller
         info = RoundInfo(
             context_lengths=tuple(len(session.context.token_ids) for session in group),
             batch_size=len(sessions),
             num_waiting=num_waiting,
+            memory=components.shared_for(name).memory,
         )
         states = [session.controller_state for session in group]
-        group_plans = controller.plan(states, info, [session.plan_draws for session in group])
+        draws = [session.plan_draws for session in group]
+        group_plans = components.controller_for(name).plan(states, info, draws)
         plans |= zip((session.request_id for session in group), group_plans, strict=True)
     return [
         session.limit(plans[session.request_id], components.capabilities.max_length)
@@ -51,8 +50,10 @@ def learn(
     _learn_latency([record for record in records if record.drafter != FORCED], components)
     for session, record in zip(sessions, records, strict=True):
         if record.drafter != FORCED and session.request.adaptive and session.drafts:
-            controller = components.controller_for(session.request.controller)
+            name = session.request.controller
+            controller, shared = components.controller_for(name), components.shared_for(name)
             session.controller_state = controller.update(session.controller_state, record)
+            shared.memory = controller.learn(shared.memory, session.controller_state, record)
 
 
 def _learn_latency(records: Sequence[StepRecord], components: Components) -> None:
@@ -69,10 +70,8 @@ def _learn_latency(records: Sequence[StepRecord], components: Components) -> Non
     by_network = [record for record in drafted if record.drafter in networks]
     deepest = max(by_network or drafted or records, key=lambda record: record.depth)
     latency.observe(
-        RoundTiming(
-            depth=deepest.depth,
-            batch_size=deepest.batch_size,
-            seconds=deepest.times.total_s,
-            drafter=deepest.drafter,
-        )
+        deepest.times.total_s,
+        depth=deepest.depth,
+        batch_size=deepest.batch_size,
+        drafter=deepest.drafter,
     )

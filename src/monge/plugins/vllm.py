@@ -236,9 +236,12 @@ class Proposer:
         for (row, _), record, state in zip(rows, records, states, strict=True):
             row.drafter_state = state
             row.controller_state = self._controller.update(row.controller_state, record)
+            memory = self._controller.learn(self._shared.memory, row.controller_state, record)
+            self._shared.memory = memory
 
     def _draft(self, rows: Sequence[HostRow]) -> None:
-        info = RoundInfo(context_lengths=tuple(len(row.text) for row in rows), batch_size=len(rows))
+        lengths, memory = tuple(len(row.text) for row in rows), self._shared.memory
+        info = RoundInfo(context_lengths=lengths, batch_size=len(rows), memory=memory)
         draws = [row.draws for row in rows]
         plans = self._controller.plan([row.controller_state for row in rows], info, draws)
         plans = [self._bounded(plan, len(row.text)) for row, plan in zip(rows, plans, strict=True)]

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from monge.control.latency import Latency
-from monge.core.verdict import RoundTiming, StageTimes, StepRecord
+from monge.core.verdict import StageTimes, StepRecord
 from monge.engine.components import Components
 from monge.replay.configuration import HEADS, MODEL
 from monge.replay.log import LawLog
@@ -96,7 +96,7 @@ def fixed_latency(costs: RoundCosts, components: Components, nodes: Sequence[int
             seconds = costs.verify_s(num_nodes if runs_network else depth)
             if runs_network:
                 seconds += costs.draft_s(depth)
-            latency.observe(RoundTiming(depth=depth, batch_size=1, seconds=seconds, drafter=name))
+            latency.observe(seconds, depth=depth, drafter=name)
     latency.learns = False
     return latency
 
