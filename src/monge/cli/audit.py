@@ -15,7 +15,7 @@ import typer
 from monge.api import load as monge_load
 from monge.audit.settings import AUDIT, AuditSettings
 from monge.cli import options
-from monge.cli.console import plain_table, print_tables, quiet_host, show
+from monge.cli.console import plain_table, print_tables, show
 from monge.cli.options import option, panel
 from monge.cli.progress import working
 from monge.core.errors import OptionError
@@ -90,7 +90,6 @@ def audit(
         raise OptionError("--engine starts what is audited; leave --url and --reference-url out")
     options.check_out_file(settings.log, "--log")
     options.check_out_file(html, "--html")
-    quiet_host()
     require("audit", "monge audit")
     from monge.audit import gate
     from monge.audit.engines import check_engine

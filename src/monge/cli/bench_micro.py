@@ -9,7 +9,7 @@ from monge.api import built_in
 from monge.bench.micro import StepSettings, measure
 from monge.bench.provenance import busy_note
 from monge.cli import options
-from monge.cli.console import plain_table, print_tables, quiet_host, show
+from monge.cli.console import plain_table, print_tables, show
 from monge.cli.progress import call_bar, working
 from monge.loading.networks import load_network
 from monge.options import LoadOptions, changed
@@ -34,7 +34,6 @@ def micro(
         monge bench micro --threads 1
         monge bench micro --backend eager --backend compiled --prompt 100 --prompt 500
     """
-    quiet_host()
     options.set_threads(threads)
     loading = changed(load)
     with working("loading the model"):

@@ -16,7 +16,6 @@ from monge.api import load as monge_load
 from monge.cli import options
 from monge.cli.console import (
     output,
-    quiet_host,
     say,
     say_error,
     say_raw_text,
@@ -82,7 +81,6 @@ def generate(
         torchrun --nproc-per-node 2 -m monge generate "Once" --target ./my-target --tensor-parallel
         monge generate "Once" --target ./my-target --draft ./my-draft --tree "chain(6)" --verifier single_draft
     """
-    quiet_host()
     asked = _prompts(prompt, file)
     prompts = [one.text for one in asked]
     options.check_out_file(trace, "--trace")

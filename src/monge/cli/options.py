@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from monge.cli.console import reported
+from monge.cli.console import quiet_host, reported
 from monge.config import read_config
 from monge.core.errors import OptionError
 from monge.options import (
@@ -111,7 +111,7 @@ def command(
 
     Typer sees an option for each of their fields, and `--config` beside those of `monge.load`: a file
     of options, below what the command line gives. The command gets the dataclasses. Its expected
-    failures are `reported`.
+    failures are `reported`, and the host is quiet.
 
     Args:
         function: The command.
@@ -153,6 +153,7 @@ def command(
 
     @functools.wraps(function)
     def run(*, config: Path | None = None, models: list[str] | None = None, **options: Any) -> None:
+        quiet_host()
         told = given(**options)
         if models:
             _take_models(told, models)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from monge.cli import options
-from monge.cli.console import quiet_host, say
+from monge.cli.console import say
 from monge.cli.generate import loaded, say_memory, say_parts
 from monge.cli.options import set_threads
 from monge.core.errors import OptionError
@@ -57,7 +57,6 @@ def serve(
         torchrun --nproc-per-node 2 -m monge serve ./my-target ./my-draft --tensor-parallel
         monge serve ./my-target --ray --address auto --autoscale 1:8 --gpus-per-replica 1
     """
-    quiet_host()
     import monge.serve  # noqa: F401 (it says which packages it lacks)
 
     _check_ray(settings)
