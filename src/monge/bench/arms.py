@@ -7,12 +7,10 @@ own law).
 """
 
 import ast
-import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import Any, Final
 
 import torch
@@ -33,7 +31,6 @@ from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
-from monge.loading.networks import as_sequence_model
 from monge.verify.registry import VERIFIERS
 
 PLAIN: Final = "transformers"
@@ -42,7 +39,6 @@ NONE: Final = "monge none"
 LOOKUP_TOKENS: Final = 8
 ASSISTANT_TOKENS: Final = (2, 3, 5, 8)
 QUICK_ASSISTANT_TOKENS: Final = (2, 5)
-TUNING_REPEATS: Final = 2
 _ROOMS: Final[Mapping[str, Registry[Any]]] = {
     "drafter": DRAFTERS,
     "tree": TREES,
@@ -213,8 +209,7 @@ class MongeArm(Arm):
         if drafter is None or not takes_target(drafter):
             return make_components(pair.target_model, draft, **settings)
         if self.components is None:
-            target = as_sequence_model(pair.target, backend=pair.backend)
-            self.components = make_components(target, draft, **settings)
+            self.components = make_components(pair.target_again(), draft, **settings)
         return self.components
 
     def _draft(
@@ -276,53 +271,6 @@ def usual_arms() -> list[Arm]:
         MongeArm(name="monge ngram", settings={"drafter": "ngram"}),
         plain_arm(),
     ]
-
-
-def tune_assistant(
-    pair: Pair,
-    prompts: TokenIds,
-    *,
-    counts: Sequence[int],
-    temperatures: Sequence[float],
-    max_new_tokens: int,
-    seed: int,
-    **truncation: Any,
-) -> tuple[dict[float, dict[str, Any]], list[dict[str, Any]]]:
-    """Search the host's assisted generation, for every temperature, over a constant number of drafted tokens.
-
-    The confidence threshold, which ends a draft early, is off. The search sees prompts that are
-    measured afterwards, which favours the tuned arm.
-
-    Returns:
-        The best options by temperature, and what every candidate reached.
-    """
-    best: dict[float, dict[str, Any]] = {}
-    tried: list[dict[str, Any]] = []
-    for temperature in temperatures:
-        speeds: dict[int, list[float]] = {count: [] for count in counts}
-        for repeat in range(TUNING_REPEATS):
-            for count in counts:
-                assistant = {temperature: assistant_options(count)}
-                arm = HostArm(name="tuning", family="assisted", assistant=assistant)
-                start, num_tokens = time.perf_counter(), 0
-                for row in prompts:
-                    call = Call(
-                        prompt_ids=(row,),
-                        max_new_tokens=max_new_tokens,
-                        temperature=temperature,
-                        seed=seed + repeat,
-                        truncation=truncation,
-                    )
-                    num_tokens += len(arm.decode(pair, call).token_ids[0])
-                synchronize(pair)
-                speeds[count].append(num_tokens / (time.perf_counter() - start))
-        medians = {count: median(values) for count, values in speeds.items()}
-        best[temperature] = assistant_options(max(medians, key=lambda count: medians[count]))
-        tried += [
-            {"temperature": temperature, **assistant_options(count), "tokens_per_s": speed}
-            for count, speed in medians.items()
-        ]
-    return best, tried
 
 
 def assistant_options(num_tokens: int) -> dict[str, Any]:

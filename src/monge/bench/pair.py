@@ -1,26 +1,19 @@
 """The networks of a comparison, in memory once for all arms."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel
 
-from monge.api import built_in, check_draft_backend, one_or_several
+from monge.api import built_in, load, one_or_several
 from monge.backends.registry import Backend
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.draft.by_name import head_drafter, with_head
-from monge.engine.models.hf_tree import make_programs
-from monge.loading.networks import (
-    as_draft_model,
-    as_sequence_model,
-    backend_for,
-    load_network,
-    load_tokenizer,
-    resolve_for,
-)
+from monge.engine.decoder import Decoder
+from monge.loading.networks import as_draft_model, as_sequence_model, backend_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,20 +21,20 @@ class Pair:
     """Two networks in memory, for all arms: as the host runs them, and as this library does.
 
     A head is the text of a drafter, with its folder; it stands in the draft model's place. Further
-    draft models stand beside the first.
+    draft models stand beside the first. The decoder has all of them, but not the head.
     """
 
     target: PreTrainedModel
     draft: PreTrainedModel | None
     target_model: SequenceModel
     draft_model: SequenceModel | None
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Any
     names: Mapping[str, str | None]
     head: str | None = None
     backend: str | Backend = "eager"
     draft_backend: str | None = None
-    draft_tokenizer: PreTrainedTokenizerBase | None = None
     further: tuple[SequenceModel, ...] = ()
+    decoder: Decoder
 
     def drafter(self, text: str | None = None) -> str:
         """Return a drafter's text with the given head filled in; without a text, the default drafter."""
@@ -49,10 +42,17 @@ class Pair:
             return self.head or ("ngram" if self.draft is None else "model")
         return with_head(text, self.head)
 
+    def target_again(self) -> SequenceModel:
+        """Return the target once more, same weights.
+
+        A drafter may have it keep hidden states, which others need not pay for.
+        """
+        return as_sequence_model(self.target, backend=self.backend)
+
 
 def load_pair(
     target: str | None = None,
-    drafts: str | Sequence[str] | None = None,
+    draft: str | Sequence[str] | None = None,
     *,
     backend: str | None = None,
     draft_backend: str | None = None,
@@ -63,7 +63,7 @@ def load_pair(
 
     Args:
         target: Folder or name.
-        drafts: Likewise, or the folder of a head for the target; `None` beside a named target means
+        draft: Likewise, or the folder of a head for the target; `None` beside a named target means
             that there is none. Of several draft models all draft where an arm's drafter takes
             several, and the first one otherwise.
         backend: How this library's arms run them, `None` as `monge.load` does; the host's run the
@@ -71,70 +71,59 @@ def load_pair(
         draft_backend: How they run the draft model, if otherwise.
         useless_draft: Shift the rows of the draft network's output matrix by half the vocabulary:
             it costs what it costs, and guesses nothing.
-        **loading: As for `monge.loading.networks.load_network`.
+        **loading: As for `monge.load`.
     """
-    named: Any = one_or_several(drafts)
+    named: Any = one_or_several(draft)
     places = list(named) if isinstance(named, tuple) else [] if named is None else [named]
-    if target is None:
-        target, places = str(built_in("target")), places or [str(built_in("draft"))]
-    names = {"target": target, "draft": ", ".join(places) or None}
-    head = head_drafter(places[0], target) if places else None
+    source = str(built_in("target")) if target is None else target
+    if target is None and not places:
+        places = [str(built_in("draft"))]
+    names = {"target": source, "draft": ", ".join(places) or None}
+    head = head_drafter(places[0], source) if places else None
     places = places if head is None else []
-    check_draft_backend(draft_backend, places or None)
     if useless_draft:
         if not places:
             raise OptionError("a useless draft needs a draft model to spoil; give --draft")
         names["draft"] = f"{names['draft']}, output shifted"
-    chosen = backend_for(target, backend, **loading)
-    source = resolve_for(target, chosen)
-    network, tokenizer = load_network(source, **loading), load_tokenizer(source)
-    target_model = as_sequence_model(network, backend=chosen)
-    networks = [load_network(place, **loading) for place in places]
-    tokenizers = [load_tokenizer(place) for place in places]
-    if useless_draft:
-        _spoil(networks[0])
+    chosen = backend_for(source, backend, **loading)
+    options = {"backend": chosen, "draft_backend": draft_backend, "max_batch_size": 1, **loading}
+    decoder = load(target, places or None, drafter=None if places else "none", **options)
+    model, models = decoder.components.target, list(decoder.components.draft_models)
+    network, *networks = (_network_of(loaded) for loaded in (model, *models))
     for loaded in (network, *networks):
-        loaded.generation_config = empty_settings(tokenizer)
-    models = [
-        as_draft_model(
-            draft_network,
-            target_model,
-            tokenizer=draft_tokenizer,
-            target_tokenizer=tokenizer,
-            backend=draft_backend or chosen,
-        )
-        for draft_network, draft_tokenizer in zip(networks, tokenizers, strict=True)
-    ]
-    if head is None:  # the step that a head needs is known when its drafter is made
-        make_programs((target_model, *models))
-    return Pair(
+        loaded.generation_config = empty_settings(decoder.tokenizer)
+    pair = Pair(
         target=network,
         draft=next(iter(networks), None),
-        target_model=target_model,
+        target_model=model,
         draft_model=next(iter(models), None),
-        tokenizer=tokenizer,
+        tokenizer=decoder.tokenizer,
         names=names,
         head=head,
         backend=chosen,
         draft_backend=draft_backend,
-        draft_tokenizer=next(iter(tokenizers), None),
         further=tuple(models[1:]),
+        decoder=decoder,
     )
+    if not useless_draft:
+        return pair
+    _spoil(networks[0])
+    return replace(pair, draft_model=draft_model_by(pair, draft_backend or chosen))
 
 
-def draft_model_by(pair: Pair, backend: str) -> SequenceModel:
-    """Return the draft model of a pair, run in another way.
-
-    Raises:
-        OptionError: If there is none.
-    """
-    check_draft_backend(backend, pair.draft)
+def draft_model_by(pair: Pair, backend: str | Backend) -> SequenceModel:
+    """Return the first draft model of a pair, run in another way."""
     assert pair.draft is not None
-    tokenizers = {"tokenizer": pair.draft_tokenizer, "target_tokenizer": pair.tokenizer}
+    # Their vocabularies were compared when they were loaded.
+    tokenizers = {"tokenizer": pair.tokenizer, "target_tokenizer": pair.tokenizer}
     return as_draft_model(pair.draft, pair.target_model, **tokenizers, backend=backend)
 
 
-def empty_settings(tokenizer: PreTrainedTokenizerBase, **options: Any) -> GenerationConfig:
+def _network_of(model: Any) -> PreTrainedModel:  # noqa: ANN401 (a model with a network of the host)
+    return getattr(model, "resized", model).network
+
+
+def empty_settings(tokenizer: Any, **options: Any) -> GenerationConfig:  # noqa: ANN401 (the host's tokenizers share no type)
     """Return the host's settings for decoding a network's own law."""
     return GenerationConfig(pad_token_id=tokenizer.pad_token_id or 0, **options)
 

@@ -68,6 +68,7 @@ class Settings(LengthAndTruncation):
     )
 
     def __post_init__(self) -> None:
+        count_once(self, "batch_sizes", "temperatures")
         if self.clock not in CLOCKS:
             raise unknown_name("clock", self.clock, CLOCKS)
         for temperature in self.temperatures:
@@ -88,6 +89,12 @@ class Settings(LengthAndTruncation):
         """Top-k, top-p and min-p, where they are set."""
         values = changed(self)
         return {name: values[name] for name in ("top_k", "top_p", "min_p") if name in values}
+
+
+def count_once(settings: object, *names: str) -> None:
+    """Leave out repeated values of some settings: a cell that is named twice is measured once."""
+    for name in names:
+        object.__setattr__(settings, name, tuple(dict.fromkeys(getattr(settings, name))))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,7 +15,9 @@ def main() -> None:
     """Run the command, then end the process at once: freeing every object of torch takes over a second."""
     bound_spinning()
     statuses: list[int] = []
-    atexit.register(_leave, statuses)  # before all imports of commands, so that it runs after theirs
+    atexit.register(
+        _leave, statuses
+    )  # before all imports of commands, so that it runs after theirs
     try:
         app()
     except SystemExit as end:

@@ -10,12 +10,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import busy_note
 from monge.cli import options
-from monge.cli.console import quiet_host, say, show, write_document
+from monge.cli.console import say, show, write_document
 from monge.cli.options import option, panel, switch
 from monge.cli.progress import working
-from monge.cli.replay import LENGTH, Networks, load_networks, recorded, show_replay
+from monge.cli.replay import LENGTH, decoder_of, further_drafters, recorded, show_replay
 from monge.config import write_config
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
@@ -92,37 +93,37 @@ def tune(
         monge tune --target ./my-target --draft ./my-draft --prompts mine.txt --json
         monge tune --draft my-head --drafter suffix --drafter "pool('ngram', 'head')"
     """
-    quiet_host()
     options.check_positive(max_prompts=max_prompts, repeats=repeats)
     options.check_out_folder(out)
     options.check_out_file(save, "--save")
     shown = (read_prompts(prompts) if prompts else shipped(per_task=1))[:max_prompts]
     if load.draft is None and load.target in NAMED:
         load = replace(load, draft=NAMED[load.target].head)
-    networks = load_networks(**changed(load))
-    if isinstance(networks.plain.chat_format, TemplateFormat):
+    with working("loading the models"):
+        pair = load_pair(**changed(load))
+    if isinstance(pair.decoder.chat_format, TemplateFormat):
         if any(one.messages is None for one in shown):
             say("this model has a chat template: prompts are written as messages", "dim")
         shown = tuple(map(as_message, shown))
     rules = SamplingRules(temperature=sampling.temperature)
-    further = networks.further([*FREE, *(drafter or ())])
+    further = further_drafters(pair, [*FREE, *(drafter or ())])
     recording = {"seed": seed, "max_new_tokens": sampling.max_new_tokens}
-    found = recorded(networks, shown, rules, drafters=further, **recording)
+    found = recorded(pair, shown, rules, drafters=further, **recording)
     found, shown = _without_short(found, shown)
     with working() as work:
         stage = work.stage("replaying")
         document = search(
             found,
-            networks.draft,
+            pair.draft_model,
             repeats=repeats,
             seed=seed,
-            target=networks.own_target() if further else None,
+            target=pair.target_again() if further else None,
             drafters=further,
             on_text=stage.advance,
             on_grid=partial(stage.restart, "replaying"),
         )
         replayed = document["replayed"]
-        measured = _confirmed(networks, shown, replayed, found, seed=seed) if confirm else []
+        measured = _confirmed(pair, shown, replayed, found, seed=seed) if confirm else []
     fastest = max(measured, key=lambda one: one["tokens_per_s"]) if measured else replayed[0]
     best, predicted = Configuration(**fastest["configuration"]), replayed[0]
     document |= {
@@ -143,7 +144,7 @@ def tune(
         write_config(save, settings, about)
         files.append(save)
     show("written: " + ", ".join(map(str, files)))
-    if networks.head is None:
+    if pair.head is None:
         loading = _written(options.given(target=load.target, device=load.device))
         data = "questions.jsonl" if prompts is None else shlex.quote(str(prompts))
         show(
@@ -201,7 +202,7 @@ def _without_short(log: LawLog, prompts: Sequence[Prompt]) -> tuple[LawLog, Sequ
 
 
 def _confirmed(
-    networks: Networks,
+    pair: Pair,
     prompts: Sequence[Prompt],
     replayed: Sequence[dict[str, Any]],
     log: LawLog,
@@ -211,7 +212,7 @@ def _confirmed(
     """Measure the best configurations and plain decoding, in turns, so that a slow minute slows all."""
     best = [Configuration(**one["configuration"]) for one in replayed[:CONFIRMING]]
     chosen = best if PLAIN in best else [*best, PLAIN]
-    decoders = [networks.decoder(configuration) for configuration in chosen]
+    decoders = [decoder_of(pair, configuration) for configuration in chosen]
     speeds: list[list[float]] = [[] for _ in chosen]
     with working() as work:
         advance = work.stage("measuring", CONFIRMING * len(chosen) * len(prompts)).advance
