@@ -187,9 +187,11 @@ def _print(report: "Report", html: Path | None, *, markdown: bool) -> None:
         title = f"rejected at {math.log(1.0 / report.alpha):.1f}"
         table = plain_table(title, "situation", ("texts", "tokens", "log e-value"))
         table.add_column("finding")
-        for one in report.situations:
-            counts = (str(one.num_texts), str(one.num_tokens))
-            table.add_row(one.name, *counts, f"{one.log_e:.1f}", one.finding or "-")
+        for situation in report.situations:
+            counts = (str(situation.num_texts), str(situation.num_tokens))
+            table.add_row(
+                situation.name, *counts, f"{situation.log_e:.1f}", situation.finding or "-"
+            )
         print_tables([table], markdown=markdown)
     first = report.deterministic
     if first is not None:

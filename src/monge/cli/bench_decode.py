@@ -150,7 +150,7 @@ def measured(
     report(document, files, markdown=markdown)
     if as_json:
         print(json.dumps(document))
-    if all(one["failure"] is not None for one in document["arms"]):
+    if all(arm["failure"] is not None for arm in document["arms"]):
         raise OptionError(
             "every arm failed, so nothing was measured; the reasons are listed with the tables"
         )

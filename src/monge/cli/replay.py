@@ -270,19 +270,19 @@ def run(
     """
     options.check_out_folder(out)
     options.check_positive(repeats=repeats)
-    found = read_log(log)
+    laws_log = read_log(log)
     if check_target is not None:
         with working("loading the target"):
             network, tokenizer = load_network(check_target), load_tokenizer(check_target)
-            found.check_model(identity_of(network, tokenizer, check_target), "the target")
+            laws_log.check_model(identity_of(network, tokenizer, check_target), "the target")
     parts = {name: getattr(load, name) for name in MANY} | {"controller": controller}
     laws = {name: [getattr(load, name)] for name in ("draft_temperature", "draft_top_k")}
     chosen = list(grid(**parts, **laws))
     with working("loading the draft model"):
-        model = load_draft(found, load.draft, dtype=load.dtype, device=load.device)
+        model = load_draft(laws_log, load.draft, dtype=load.dtype, device=load.device)
     with working() as work:
-        advance = work.stage("replaying", len(chosen) * len(found.texts) * repeats).advance
-        document = compare(chosen, found, model, repeats=repeats, seed=seed, on_text=advance)
+        advance = work.stage("replaying", len(chosen) * len(laws_log.texts) * repeats).advance
+        document = compare(chosen, laws_log, model, repeats=repeats, seed=seed, on_text=advance)
     file = write_document(document, out, "replay.json")
     show_replay(document, markdown=markdown)
     show(f"written: {file}")
@@ -296,15 +296,15 @@ def show_replay(document: dict[str, Any], *, markdown: bool = False) -> None:
     """Print the table, and the reasons of what could not be replayed."""
     replayed = document["replayed"]
     print_tables(_tables(replayed) if replayed else [], markdown=markdown)
-    if any(found["stands_in"] for found in replayed):
+    if any(figures["stands_in"] for figures in replayed):
         show(
             "compact log: rejected candidates stand in for those that complete laws would give; "
             "acceptance is exact",
             "dim",
         )
-    for found in replayed:
-        if found["untimed"] is not None:
-            show(f"{found['label']}: {found['untimed']}", "dim")
+    for figures in replayed:
+        if figures["untimed"] is not None:
+            show(f"{figures['label']}: {figures['untimed']}", "dim")
     for refused in document["refused"]:
         show(f"{refused['label']}: {refused['reason']}", "yellow")
 
@@ -313,21 +313,21 @@ def _tables(replayed: Sequence[dict[str, Any]]) -> list[Table]:
     """Return the main figures of every configuration, and those by kind of text if there are several."""
     columns = ("tokens a round", "tokens/s", "speed-up", "depth")
     whole = plain_table("replayed without the target", "configuration", columns)
-    tags = list(dict.fromkeys(tag for found in replayed for tag in found["tags"]))
+    tags = list(dict.fromkeys(tag for figures in replayed for tag in figures["tags"]))
     by_tag = plain_table("tokens a round (and speed-up) by kind of text", "configuration", tags)
-    for found in replayed:
+    for figures in replayed:
         whole.add_row(
-            found["label"],
-            "{mean:.3f} ({low:.2f}..{high:.2f})".format(**found["block_efficiency"]),
-            _mean(found["tokens_per_s"], ".1f"),
-            _mean(found["speedup"], ".2f", "x"),
-            f"{found['mean_depth']:.1f}",
+            figures["label"],
+            "{mean:.3f} ({low:.2f}..{high:.2f})".format(**figures["block_efficiency"]),
+            _mean(figures["tokens_per_s"], ".1f"),
+            _mean(figures["speedup"], ".2f", "x"),
+            f"{figures['mean_depth']:.1f}",
         )
         cells = (
-            f"{_mean(own['block_efficiency'], '.2f')} ({_mean(own['speedup'], '.2f', 'x')})"
-            for own in (found["tags"][tag] for tag in tags)
+            f"{_mean(of_tag['block_efficiency'], '.2f')} ({_mean(of_tag['speedup'], '.2f', 'x')})"
+            for of_tag in (figures["tags"][tag] for tag in tags)
         )
-        by_tag.add_row(found["label"], *cells)
+        by_tag.add_row(figures["label"], *cells)
     return [whole, by_tag] if len(tags) > 1 else [whole]
 
 

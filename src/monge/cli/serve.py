@@ -100,7 +100,7 @@ def _recorder(decoder: Decoder, load: LoadOptions) -> "Recorder":
     from monge.audit.recorder import Recorder, loading_of
     from monge.serve.settings import served_name
 
-    drafts = None if load.draft is None else [served_name(one) for one in load.draft]
+    drafts = None if load.draft is None else [served_name(draft) for draft in load.draft]
     target = served_name(load.target)
     return Recorder(decoder, target=target, loading=loading_of(drafts, changed(load)))
 
@@ -158,12 +158,12 @@ def _serve_with_ray(load: LoadOptions, settings: ServeOptions) -> None:
     given = changed(load) | changed(settings) | {"allowed_hosts": hosts}
     if settings.autoscale is not None:
         given["autoscale"] = range_of(settings.autoscale)
-    args = AppArgs(**{name: one for name, one in given.items() if name in AppArgs.model_fields})
+    args = AppArgs(**{name: value for name, value in given.items() if name in AppArgs.model_fields})
     ray = require_ray("serve")
     application, serve = app_from(args), ray.serve
-    is_ours, told = connect(settings.address), threading.Event()
+    is_ours, stop = connect(settings.address), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
+        signal.signal(number, lambda *_: stop.set())
     try:
         serve.start(
             http_options={"host": settings.host, "port": settings.port},
@@ -171,7 +171,7 @@ def _serve_with_ray(load: LoadOptions, settings: ServeOptions) -> None:
         )
         serve.run(application, name=_APPLICATION, route_prefix="/")
         say(f"serving at http://{settings.host}:{settings.port}/v1")
-        told.wait()
+        stop.wait()
     finally:
         serve.delete(_APPLICATION)
         if is_ours:

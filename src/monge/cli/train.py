@@ -58,7 +58,7 @@ class TrainOptions:
     @property
     def prompts(self) -> Sequence[Prompt]:
         """The prompts of the data, or the shipped ones."""
-        return [one for path in self.data for one in read_prompts(path)] or shipped()
+        return [prompt for path in self.data for prompt in read_prompts(path)] or shipped()
 
 
 @options.command(only=options.NETWORK)
@@ -95,8 +95,8 @@ def shape(
     text = replace(TextSettings(), num_tokens=common.tokens, seed=recipe.seed)
     network, tokenizer, chat = _opened(out, load, common)
     encoded = (
-        encode(tokenizer, one.text) if one.messages is None else chat.encode(one.messages)
-        for one in common.prompts
+        encode(tokenizer, prompt.text) if prompt.messages is None else chat.encode(prompt.messages)
+        for prompt in common.prompts
     )
     prompts = [ids for ids in encoded if ids]
     with working() as work, Interrupts(recipe) as interrupts:
@@ -159,7 +159,7 @@ def eagle3(
     )
     network, tokenizer, chat = _opened(out, load, common)
     shown = [] if own_prompts is not None and not common.data else common.prompts
-    prompts = [chat.encode(as_message(one, system).messages or ()) for one in shown]
+    prompts = [chat.encode(as_message(prompt, system).messages or ()) for prompt in shown]
     recipe = _looking(recipe)
     with working() as work, Interrupts(recipe) as interrupts:
         if own_prompts is not None:
@@ -178,7 +178,7 @@ def eagle3(
                 seed=recipe.seed,
                 on_rows=work.stage("writing prompts", own_prompts, is_begun=False).advance,
             )
-            prompts += [chat.encode([*before, {"role": "user", "content": one}]) for one in turns]
+            prompts += [chat.encode([*before, {"role": "user", "content": turn}]) for turn in turns]
         read, writing, trained = (
             work.stage(name, total, is_begun=False)
             for name, total in (
