@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from transformers import set_seed
@@ -24,6 +24,7 @@ from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError, unknown_name
 from monge.core.model import SequenceModel
 from monge.core.registry import Registry
+from monge.core.setting_types import is_of
 from monge.core.verdict import StepRecord
 from monge.defaults import ADAPTIVE, STEADY
 from monge.draft.by_name import drafters_in, options_of, takes_target
@@ -294,12 +295,21 @@ def named_arm(text: str) -> MongeArm:
         OptionError: If it cannot be read, or names a part, setting or value that does not exist, or
             a part twice.
     """
-    name, colon, given = text.partition(":")
+    name, colon, parts = text.partition(":")
     if not colon or not name.strip():
         raise OptionError(f"arm {text!r} has no name; {_FORM}, or 'name:' for the default parts")
-    settings = {
-        key: _value(text, key, node, source) for key, node, source in _keywords(text, given.strip())
-    }
+    source, settings = f"f({parts.strip()})", dict[str, Any]()
+    try:
+        call = ast.parse(source, mode="eval").body
+    except (SyntaxError, ValueError):
+        call = None
+    if not isinstance(call, ast.Call) or call.args or any(not word.arg for word in call.keywords):
+        raise OptionError(f"cannot read arm {text!r}; {_FORM}")
+    for word in call.keywords:
+        key, value = str(word.arg), ast.get_source_segment(source, word.value) or ""
+        if key in settings:
+            raise OptionError(f"arm {text!r}: {key} is given twice; leave one out")
+        settings[key] = _checked(text, key, value)
     return MongeArm(name=name.strip(), settings=settings)
 
 
@@ -316,34 +326,17 @@ def with_named(arms: Sequence[Arm], texts: Sequence[str]) -> list[Arm]:
     return together
 
 
-def _keywords(text: str, given: str) -> list[tuple[str, ast.expr, str]]:
-    source = f"f({given})"
-    try:
-        call = ast.parse(source, mode="eval").body
-    except (SyntaxError, ValueError) as error:
-        raise OptionError(f"cannot read arm {text!r}; {_FORM}") from error
-    keys = [word.arg for word in call.keywords] if isinstance(call, ast.Call) else []
-    if not isinstance(call, ast.Call) or call.args or None in keys:
-        raise OptionError(f"cannot read arm {text!r}; {_FORM}")
-    if repeated := [key for key in keys if keys.count(key) > 1]:
-        raise OptionError(f"arm {text!r}: {repeated[0]} is given twice; leave one out")
-    return [
-        (str(word.arg), word.value, ast.get_source_segment(source, word.value) or "")
-        for word in call.keywords
-    ]
-
-
-def _value(text: str, key: str, node: ast.expr, source: str) -> Any:  # noqa: ANN401 (a part's text, or a number)
+def _checked(text: str, key: str, value: str) -> str | float:
     if key == "drafter":  # it needs a network: only names and settings are looked at here
-        for name in drafters_in(source):
+        for name in drafters_in(value):
             DRAFTERS.read(name)
-        return source
+        return value
     if key in _ROOMS:
-        _ROOMS[key].parse(source)
-        return source
+        _ROOMS[key].parse(value)
+        return value
     if key not in _NUMBERS:
         raise unknown_name(f"part of arm {text!r}:", key, (*_ROOMS, *_NUMBERS))
-    value = node.value if isinstance(node, ast.Constant) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise OptionError(f"arm {text!r}: {key} must be a number; got {source!r}")
-    return value
+    node = ast.parse(value, mode="eval").body
+    if not isinstance(node, ast.Constant) or not is_of(node.value, float):
+        raise OptionError(f"arm {text!r}: {key} must be a number; got {value!r}")
+    return cast(float, node.value)
