@@ -21,7 +21,8 @@ class Pair:
     """Two networks in memory, for all arms: as the host runs them, and as this library does.
 
     A head is the text of a drafter, with its folder; it stands in the draft model's place. Further
-    draft models stand beside the first. The decoder has all of them, but not the head.
+    draft models stand beside the first. `decoder` runs the target and the draft models, without the
+    head.
     """
 
     target: PreTrainedModel
@@ -43,9 +44,9 @@ class Pair:
         return with_head(text, self.head)
 
     def target_again(self) -> SequenceModel:
-        """Return the target once more, same weights.
+        """Return another model of the target's network.
 
-        A drafter may have it keep hidden states, which others need not pay for.
+        A drafter may have it keep hidden states, for which plain decoding need not pay.
         """
         return as_sequence_model(self.target, backend=self.backend)
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from operator import itemgetter
 from pathlib import Path
@@ -47,27 +47,21 @@ class AnswerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextSettings:
-    """Settings of rows of one length.
+class TextSettings(AnswerSettings):
+    """Settings of rows of one length, see `AnswerSettings`.
 
     Args:
-        num_tokens: Approximate number of tokens, including prompts.
-        row_length: Tokens per row.
-        prompt_length: Maximum tokens per prompt.
-        temperature: Sampling temperature.
-        batch_size: Rows per batch.
-        seed: Each batch derives its own seed.
+        num_tokens: Approximate number of tokens of all rows, including prompts.
 
     Raises:
         OptionError: If a number is out of range.
     """
 
     num_tokens: int = 100_000
-    row_length: int = 192
     prompt_length: int = 48
-    temperature: float = 1.0
+    temperatures: tuple[float, ...] = (1.0,)
     batch_size: int = 64
-    seed: int = 0
+    row_length: int = 192
 
     def __post_init__(self) -> None:
         is_ordered = self.num_tokens >= self.row_length > self.prompt_length >= 1
@@ -77,8 +71,8 @@ class TextSettings:
                 f"got {self.num_tokens}, {self.row_length}, {self.prompt_length} and "
                 f"{self.batch_size}"
             )
-        if not self.temperature > 0:
-            raise OptionError(f"own text: temperature must be above 0; got {self.temperature}")
+        if not min(self.temperatures) > 0:
+            raise OptionError(f"own text: temperatures must be above 0; got {self.temperatures}")
 
     @property
     def num_rows(self) -> int:
@@ -101,14 +95,7 @@ def write_own_text(
     if not prompts:
         raise OptionError("own text: there are no prompts to continue; give --data with some text")
     in_turn = list(islice(cycle(prompts), settings.num_rows))
-    answers = AnswerSettings(
-        prompt_length=settings.prompt_length,
-        temperatures=(settings.temperature,),
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        row_length=settings.row_length,
-    )
-    written = write_answers(network, in_turn, answers, folder, on_rows)
+    written = write_answers(network, in_turn, settings, folder, on_rows)
     return torch.tensor([[*prompt, *answer] for prompt, answer in written])
 
 
@@ -305,6 +292,8 @@ class _Draw(LogitsProcessor):
 
 
 def _digest(settings: AnswerSettings) -> str:
+    if settings.row_length is not None:  # no row depends on the number of rows
+        settings = replace(settings, num_tokens=settings.row_length)
     return hashlib.blake2b(repr(settings).encode(), digest_size=6).hexdigest()
 
 
