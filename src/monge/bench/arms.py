@@ -32,6 +32,7 @@ from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
+from monge.training.own_text import left_padded
 from monge.verify.registry import VERIFIERS
 
 PLAIN: Final = "transformers"
@@ -129,7 +130,8 @@ class HostArm(Arm):
             set_seed(call.seed)  # the host draws from the global generators
         else:
             options["do_sample"] = False
-        input_ids, mask = _left_padded(call.prompt_ids, pair)
+        pad = pair.tokenizer.pad_token_id or 0
+        input_ids, mask = left_padded(call.prompt_ids, pair.target.device, pad)
         generate: Any = pair.target.generate
         output = generate(
             input_ids, attention_mask=mask, max_new_tokens=call.max_new_tokens, **options
@@ -235,16 +237,6 @@ def synchronize(pair: Pair) -> None:
     """Wait for the device, so that a clock sees the work that was queued."""
     if pair.target.device.type == "cuda":
         torch.cuda.synchronize(pair.target.device)
-
-
-def _left_padded(prompt_ids: TokenIds, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids and attention mask as the host wants rows of different length."""
-    length = max(map(len, prompt_ids))
-    pad = pair.tokenizer.pad_token_id or 0
-    rows = [[pad] * (length - len(row)) + list(row) for row in prompt_ids]
-    mask = [[0] * (length - len(row)) + [1] * len(row) for row in prompt_ids]
-    device = pair.target.device
-    return torch.tensor(rows, device=device), torch.tensor(mask, device=device)
 
 
 def host_arms(pair: Pair, tuned: Mapping[float, Mapping[str, Any]]) -> list[Arm]:

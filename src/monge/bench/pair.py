@@ -89,8 +89,8 @@ def load_pair(
     chosen = backend_for(source, backend, **loading)
     options = {"backend": chosen, "draft_backend": draft_backend, "max_batch_size": 1, **loading}
     decoder = load(target, places or None, drafter=None if places else "none", **options)
-    model, models = decoder.components.target, list(decoder.components.draft_models)
-    network, *networks = (_network_of(loaded) for loaded in (model, *models))
+    model, models = decoder.components.target, decoder.components.draft_models
+    network, *networks = (getattr(part, "resized", part).network for part in (model, *models))
     for loaded in (network, *networks):
         loaded.generation_config = empty_settings(decoder.tokenizer)
     pair = Pair(
@@ -103,7 +103,7 @@ def load_pair(
         head=head,
         backend=chosen,
         draft_backend=draft_backend,
-        further=tuple(models[1:]),
+        further=models[1:],
         decoder=decoder,
     )
     if not useless_draft:
@@ -118,10 +118,6 @@ def draft_model_by(pair: Pair, backend: str | Backend) -> SequenceModel:
     # Their vocabularies were compared when they were loaded.
     tokenizers = {"tokenizer": pair.tokenizer, "target_tokenizer": pair.tokenizer}
     return as_draft_model(pair.draft, pair.target_model, **tokenizers, backend=backend)
-
-
-def _network_of(model: Any) -> PreTrainedModel:  # noqa: ANN401 (a model with a network of the host)
-    return getattr(model, "resized", model).network
 
 
 def empty_settings(tokenizer: Any, **options: Any) -> GenerationConfig:  # noqa: ANN401 (the host's tokenizers share no type)

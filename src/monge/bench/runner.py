@@ -169,9 +169,12 @@ def measure(
     with measured_by(CLOCKS[settings.clock]):
         try:
             for arm in arms:
-                _prepare(
-                    [measurement for measurement in measurements if measurement.arm is arm], pair
-                )
+                try:
+                    arm.prepare(pair)
+                except FAILURES as error:
+                    for measurement in measurements:
+                        if measurement.arm is arm:
+                            measurement.fail(f"{type(error).__name__}: {error}")
             for measurement, call in warm_ups:
                 _decode(measurement, pair, call, CLOCKS[settings.clock], on_call)
             _measure(repeats, pair, settings, on_call)
@@ -209,14 +212,6 @@ def _turns(
         first = (repeat + number) % len(cell)  # no arm always follows the same one
         for measurement in (*cell[first:], *cell[:first]):
             yield measurement, call
-
-
-def _prepare(measurements: Sequence[Measurement], pair: Pair) -> None:
-    try:
-        measurements[0].arm.prepare(pair)
-    except FAILURES as error:
-        for measurement in measurements:
-            measurement.fail(f"{type(error).__name__}: {error}")
 
 
 def _measure(

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from jaxtyping import Int64
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from monge.core.errors import OptionError
@@ -197,6 +198,18 @@ def write_answers(
     return [answer for _, answer in sorted(zip(places, answers, strict=True), key=itemgetter(0))]
 
 
+def left_padded(
+    rows: Sequence[Sequence[int]], device: torch.device, pad: int = 0
+) -> tuple[Int64[Tensor, "rows seq"], Int64[Tensor, "rows seq"]]:
+    """Return token ids and attention mask as the host wants rows of different length."""
+    token_ids = [torch.tensor(row, device=device) for row in rows]
+    masks = [torch.ones_like(row) for row in token_ids]
+    return (
+        pad_sequence(token_ids, batch_first=True, padding_value=pad, padding_side="left"),
+        pad_sequence(masks, batch_first=True, padding_side="left"),
+    )
+
+
 def _answered(
     network: PreTrainedModel,
     batch: Sequence[tuple[int, ...]],
@@ -205,10 +218,7 @@ def _answered(
     progress: "RowProgress",
 ) -> list[Answer]:
     """Answers of batch `number`, cut after their first end-of-text token or at the row's end."""
-    length, device = max(map(len, batch)), network.device
-    pads = [length - len(prompt) for prompt in batch]
-    padded = [[0] * pad + list(prompt) for pad, prompt in zip(pads, batch, strict=True)]
-    mask = [[0] * pad + [1] * (length - pad) for pad in pads]
+    token_ids, mask = left_padded(batch, network.device)
     temperature = settings.temperatures[number % len(settings.temperatures)]
     generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + number)
     draw = [] if temperature == 0 else [_Draw(temperature, generator)]
@@ -218,8 +228,8 @@ def _answered(
     generate: Any = network.generate
     with torch.inference_mode():
         written = generate(
-            torch.tensor(padded, device=device),
-            attention_mask=torch.tensor(mask, device=device),
+            token_ids,
+            attention_mask=mask,
             max_new_tokens=progress.num_tokens,
             pad_token_id=ends[0] or 0,
             eos_token_id=eos,
@@ -227,7 +237,7 @@ def _answered(
             logits_processor=LogitsProcessorList([*draw, progress]),
         )
     answers: list[Answer] = []
-    for prompt, row in zip(batch, written[:, length:].tolist(), strict=True):
+    for prompt, row in zip(batch, written[:, token_ids.shape[1] :].tolist(), strict=True):
         end = next((place + 1 for place, token in enumerate(row) if token in ends), len(row))
         if settings.row_length is not None:
             end = settings.row_length - len(prompt)
