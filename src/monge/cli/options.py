@@ -53,13 +53,9 @@ def option(
     is_flag = isinstance(default, str) and default.startswith("-")
     if otherwise is None and not is_flag and not isinstance(default, bool):
         otherwise = default
-    if isinstance(otherwise, tuple):
-        otherwise = ", ".join(
-            value if isinstance(value, str) else f"{value:g}" for value in otherwise
-        )
-    said = described(help, otherwise)
+    help = described(help, otherwise)
     return typer.Option(
-        default, *flags, help=said, show_default=False, rich_help_panel=panel, **more
+        default, *flags, help=help, show_default=False, rich_help_panel=panel, **more
     )
 
 
