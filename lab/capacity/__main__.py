@@ -14,11 +14,12 @@ from lab.capacity.costs import BUDGET_S, as_dict, levelled, measured_machine, re
 from lab.capacity.plan import Effort, Goal, plan, works
 from lab.capacity.simulation import Machine
 from lab.command import run
+from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import provenance
 from monge.cli import options
 from monge.cli.console import notes, output, plain_table, quiet_host, reported, write_document
 from monge.cli.options import check_out_folder
-from monge.cli.replay import Networks, load_draft, load_networks
+from monge.cli.replay import identity, load_draft
 from monge.core.errors import OptionError
 from monge.options import SPECULATION
 from monge.replay.configuration import Configuration, grid
@@ -156,9 +157,9 @@ def main(
     loading = options.given(dtype=dtype, device=device)
     networks = _networks(costs, backend, target, draft, **loading)
     found, known = read_log(log), None if costs is None else read_machines(costs, list(arms))
-    drafting = load_draft(found, draft, **loading) if networks is None else networks.draft
+    drafting = load_draft(found, draft, **loading) if networks is None else networks.draft_model
     if networks is not None:
-        found.check_model(networks.identity, "the target")
+        found.check_model(identity(networks), "the target")
     asked = {
         label: works(one, found, drafting, repeats=REPEATS, seed=seed)
         for label, one in arms.items()
@@ -174,7 +175,7 @@ def main(
         "arms": {label: plan(asked[label], machines[label], goal, effort) for label in arms},
         "machines": as_dict(machines),
         "provenance": provenance(
-            torch.device("cpu") if networks is None else networks.target.network.device
+            torch.device("cpu") if networks is None else networks.target.device
         ),
     }
     write_and_show(document, out, as_json=as_json)
@@ -182,10 +183,10 @@ def main(
 
 def _networks(
     costs: Path | None, backend: str | None, target: str | None, draft: str | None, **loading: Any
-) -> Networks | None:
+) -> Pair | None:
     """Return the networks on which rounds are timed; `None` with measured costs."""
     if costs is None:
-        return load_networks(target, draft, **loading, **options.given(backend=backend))
+        return load_pair(target, draft, **loading, **options.given(backend=backend))
     if backend is not None:
         raise OptionError(
             "--backend says how rounds are timed, and --costs that they were; leave one out"
@@ -279,7 +280,7 @@ def _timed(
     for label, one in arms.items():
         with notes().status(f"timing rounds of {label}"):
             machines[label] = measured_machine(
-                one.components(networks.target, networks.draft), size, budget_s=seconds
+                one.components(networks.target_model, networks.draft_model), size, budget_s=seconds
             )
     return levelled(machines)
 

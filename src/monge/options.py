@@ -63,7 +63,7 @@ class Option:
     help: str
     panel: str | None
     kind: Any = str
-    otherwise: str | None = None
+    otherwise: object = None
     flags: tuple[str, ...] = ()
     several: bool = False
     least: float | int | None = None
@@ -83,9 +83,7 @@ def option(
     sample = next(iter(default), None) if several else default
     kind = str if sample is None else type(sample)
     said = default if otherwise is None and default not in {None, ()} else otherwise
-    if isinstance(said, tuple):
-        said = ", ".join(one if isinstance(one, str) else f"{one:g}" for one in said)
-    said = None if said is None or isinstance(said, bool) else str(said)
+    said = None if isinstance(said, bool) else said
     settings = {"kind": kind, "several": several, **more}
     return field(
         default=default, metadata={_ENTRY: Option(help, panel, otherwise=said, **settings)}
@@ -521,6 +519,9 @@ def types_of(option: Option) -> tuple[type, ...]:
 
 def described(help: str, otherwise: object) -> str:
     """Return the help of an option with what holds where it is absent."""
+    if isinstance(otherwise, tuple):
+        values = cast(tuple[Any, ...], otherwise)
+        otherwise = ", ".join(value if isinstance(value, str) else f"{value:g}" for value in values)
     return help if otherwise is None else f"{help} Default: {otherwise}."
 
 

@@ -14,10 +14,11 @@ from monge.bench.arms import (
     assistant_options,
     host_arms,
     named_arm,
-    tune_assistant,
     usual_arms,
 )
+from monge.bench.decode import tune_assistant
 from monge.bench.pair import load_pair
+from monge.bench.runner import Settings
 from monge.core.errors import OptionError
 from monge.prompts import encode
 from tests.heads.readers.published import medusa
@@ -121,9 +122,8 @@ def test_end_of_text_token_does_not_shorten_any_arm(tiny_paths):
 
 def test_tuning_tries_every_candidate(tiny_pair):
     prompts = call(tiny_pair, ["The sea"]).prompt_ids
-    best, tried = tune_assistant(
-        tiny_pair, prompts, counts=(1, 4), temperatures=(0.0, 1.0), max_new_tokens=6, seed=0
-    )
+    settings = Settings(max_new_tokens=6, temperatures=(0.0, 1.0))
+    best, tried = tune_assistant(tiny_pair, prompts, settings, (1, 4))
     found = [(entry["temperature"], entry["num_assistant_tokens"]) for entry in tried]
     assert found == [(0, 1), (0, 4), (1, 1), (1, 4)]
     for temperature, options in best.items():

@@ -109,6 +109,14 @@ def test_arms_and_controllers_measure_by_the_clock(tiny_pair, clock, monkeypatch
     assert now() > 100
 
 
+def test_a_value_given_twice_counts_once(tiny_pair):
+    log = []
+    twice = {"batch_sizes": (1, 1), "temperatures": (0.0, 1.0, 0.0)}
+    measured = run(tiny_pair, [Scripted(name="a", log=log)], repeats=1, **twice)
+    assert [measurement.temperature for measurement in measured] == [0.0, 1.0]
+    assert len(log) == 2 * (1 + 3)  # a warm-up and three prompts
+
+
 def test_time_limit_ends_after_a_whole_repeat(tiny_pair):
     (measurement,) = run(tiny_pair, [Scripted(name="a", log=[])], repeats=50, time_limit_s=0.0)
     assert measurement.num_tokens == [60]

@@ -18,7 +18,6 @@ from monge.training import own_text
 from monge.training.conversations import Conversations, read_conversations
 from monge.training.eagle3 import (
     Eagle3Trainee,
-    Target,
     _Loss,
     train_eagle3,
 )
@@ -45,14 +44,15 @@ def conversations(lengths=(9, 12), given=3):
 @pytest.fixture
 def trainee():
     draws, ids = torch.Generator().manual_seed(1), torch.tensor([0, 2, 3, 7, 10])
-    target = Target(
+    made = Eagle3Trainee(
+        fitted=conversations(),
         embeddings=torch.randn(SIZE, HIDDEN, generator=draws),
         output=torch.randn(len(ids), HIDDEN, generator=draws),
         norm=torch.rand(HIDDEN, generator=draws) + 0.5,
         draft_ids=ids,
+        config=sizes(HIDDEN, SIZE),
+        num_steps=STEPS,
     )
-    texts, config = conversations(), sizes(HIDDEN, SIZE)
-    made = Eagle3Trainee(fitted=texts, target=target, config=config, num_steps=STEPS)
     for tensor in made.tensors.values():  # what starts as zero would hide mistakes
         tensor.data += 0.3 * torch.randn(tensor.shape, generator=draws)
     return made
@@ -61,7 +61,7 @@ def trainee():
 def test_chains_of_the_training_are_those_of_the_reader(trainee):
     """The chain that starts at place t sees the true states up to t, and its own predictions after that."""
     text, head = trainee.fitted.rows(1, 1), trainee.head
-    tokens, embed = text.token_ids[0], trainee.target.embeddings
+    tokens, embed = text.token_ids[0], trainee.embeddings
     steps = [step.drafted for step in trainee._steps(text)]
     learnt = text.is_learnt[0].unfold(0, STEPS, 1).all(dim=1)[2:][: len(tokens) - 1 - STEPS]
     places = learnt.nonzero()[:, 0].tolist()

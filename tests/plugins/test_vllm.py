@@ -52,6 +52,11 @@ class Host:
         for _ in range(PATIENCE + 1):
             self.proposer.propose([], np.zeros(0), np.zeros((0, MAX_LENGTH), dtype=np.int32))
 
+    @property
+    def rows(self):
+        """The rows that the proposer remembers."""
+        return [row for rows in self.proposer._rows.values() for row in rows]
+
     def _commit(self, name):
         text, draft = self.texts[name], self.drafts[name]
         new = []
@@ -83,7 +88,7 @@ def test_the_window_shrinks_where_drafts_are_rejected():
     )
     lengths = [len(rising.step(["a"])[1][0]) for _ in range(2)]
     assert lengths[0] == 4
-    (row,) = rising.proposer._rows
+    (row,) = rising.rows
     assert row.controller_state == 3
 
 
@@ -97,7 +102,7 @@ def test_rows_are_found_again_wherever_they_are():
             one.step([name])
             assert one.drafts[name] == both.drafts[name]
             assert one.texts[name] == both.texts[name]
-    assert len(list(both.proposer._rows)) == 2
+    assert len(both.rows) == 2
 
 
 def test_a_row_that_waits_is_remembered_and_one_that_ends_is_not():
@@ -107,10 +112,10 @@ def test_a_row_that_waits_is_remembered_and_one_that_ends_is_not():
     assert proposed[0] == []
     one.drafts["a"] = []
     one.step(["a"])
-    (row,) = [row for row in one.proposer._rows if row.context.num_prompt_tokens == 13]
+    (row,) = [row for row in one.rows if row.context.num_prompt_tokens == 13]
     assert row.controller_state == 3, "the host gave up what was drafted before the row waited"
     one.pass_time()
-    assert not list(one.proposer._rows)
+    assert not one.rows
 
 
 def test_equal_texts_have_rows_of_their_own():
@@ -119,7 +124,7 @@ def test_equal_texts_have_rows_of_their_own():
     for _ in range(3):
         one.step(["a", "b"])
         assert one.drafts["a"] == one.drafts["b"]
-    assert len(list(one.proposer._rows)) == 2
+    assert len(one.rows) == 2
 
 
 @pytest.mark.parametrize(

@@ -7,25 +7,24 @@ own law).
 """
 
 import ast
-import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from transformers import set_seed
 
 from monge.api import make_components
 from monge.backends.registry import BACKENDS
-from monge.bench.pair import Pair, empty_settings
+from monge.bench.pair import Pair, draft_model_by, empty_settings
 from monge.control.base import Reads, SharedState
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError, unknown_name
 from monge.core.model import SequenceModel
 from monge.core.registry import Registry
+from monge.core.setting_types import is_of
 from monge.core.verdict import StepRecord
 from monge.defaults import ADAPTIVE, STEADY
 from monge.draft.by_name import drafters_in, options_of, takes_target
@@ -33,7 +32,7 @@ from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
-from monge.loading.networks import as_draft_model, as_sequence_model
+from monge.training.own_text import left_padded
 from monge.verify.registry import VERIFIERS
 
 PLAIN: Final = "transformers"
@@ -42,7 +41,6 @@ NONE: Final = "monge none"
 LOOKUP_TOKENS: Final = 8
 ASSISTANT_TOKENS: Final = (2, 3, 5, 8)
 QUICK_ASSISTANT_TOKENS: Final = (2, 5)
-TUNING_REPEATS: Final = 2
 _ROOMS: Final[Mapping[str, Registry[Any]]] = {
     "drafter": DRAFTERS,
     "tree": TREES,
@@ -132,7 +130,8 @@ class HostArm(Arm):
             set_seed(call.seed)  # the host draws from the global generators
         else:
             options["do_sample"] = False
-        input_ids, mask = _left_padded(call.prompt_ids, pair)
+        pad = pair.tokenizer.pad_token_id or 0
+        input_ids, mask = left_padded(call.prompt_ids, pair.target.device, pad)
         generate: Any = pair.target.generate
         output = generate(
             input_ids, attention_mask=mask, max_new_tokens=call.max_new_tokens, **options
@@ -213,8 +212,7 @@ class MongeArm(Arm):
         if drafter is None or not takes_target(drafter):
             return make_components(pair.target_model, draft, **settings)
         if self.components is None:
-            target = as_sequence_model(pair.target, backend=pair.backend)
-            self.components = make_components(target, draft, **settings)
+            self.components = make_components(pair.target_again(), draft, **settings)
         return self.components
 
     def _draft(
@@ -231,14 +229,7 @@ class MongeArm(Arm):
         if backend is None:
             return pair.draft_model
         if self.draft is None:
-            assert pair.draft is not None, "there is a draft model"
-            self.draft = as_draft_model(
-                pair.draft,
-                pair.target_model,
-                tokenizer=pair.draft_tokenizer,
-                target_tokenizer=pair.tokenizer,
-                backend=backend,
-            )
+            self.draft = draft_model_by(pair, backend)
         return self.draft
 
 
@@ -246,16 +237,6 @@ def synchronize(pair: Pair) -> None:
     """Wait for the device, so that a clock sees the work that was queued."""
     if pair.target.device.type == "cuda":
         torch.cuda.synchronize(pair.target.device)
-
-
-def _left_padded(prompt_ids: TokenIds, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids and attention mask as the host wants rows of different length."""
-    length = max(map(len, prompt_ids))
-    pad = pair.tokenizer.pad_token_id or 0
-    rows = [[pad] * (length - len(row)) + list(row) for row in prompt_ids]
-    mask = [[0] * (length - len(row)) + [1] * len(row) for row in prompt_ids]
-    device = pair.target.device
-    return torch.tensor(rows, device=device), torch.tensor(mask, device=device)
 
 
 def host_arms(pair: Pair, tuned: Mapping[float, Mapping[str, Any]]) -> list[Arm]:
@@ -285,53 +266,6 @@ def usual_arms() -> list[Arm]:
     ]
 
 
-def tune_assistant(
-    pair: Pair,
-    prompts: TokenIds,
-    *,
-    counts: Sequence[int],
-    temperatures: Sequence[float],
-    max_new_tokens: int,
-    seed: int,
-    **truncation: Any,
-) -> tuple[dict[float, dict[str, Any]], list[dict[str, Any]]]:
-    """Search the host's assisted generation, for every temperature, over a constant number of drafted tokens.
-
-    The confidence threshold, which ends a draft early, is off. The search sees prompts that are
-    measured afterwards, which favours the tuned arm.
-
-    Returns:
-        The best options by temperature, and what every candidate reached.
-    """
-    best: dict[float, dict[str, Any]] = {}
-    tried: list[dict[str, Any]] = []
-    for temperature in temperatures:
-        speeds: dict[int, list[float]] = {count: [] for count in counts}
-        for repeat in range(TUNING_REPEATS):
-            for count in counts:
-                assistant = {temperature: assistant_options(count)}
-                arm = HostArm(name="tuning", family="assisted", assistant=assistant)
-                start, num_tokens = time.perf_counter(), 0
-                for row in prompts:
-                    call = Call(
-                        prompt_ids=(row,),
-                        max_new_tokens=max_new_tokens,
-                        temperature=temperature,
-                        seed=seed + repeat,
-                        truncation=truncation,
-                    )
-                    num_tokens += len(arm.decode(pair, call).token_ids[0])
-                synchronize(pair)
-                speeds[count].append(num_tokens / (time.perf_counter() - start))
-        medians = {count: median(values) for count, values in speeds.items()}
-        best[temperature] = assistant_options(max(medians, key=lambda count: medians[count]))
-        tried += [
-            {"temperature": temperature, **assistant_options(count), "tokens_per_s": speed}
-            for count, speed in medians.items()
-        ]
-    return best, tried
-
-
 def assistant_options(num_tokens: int) -> dict[str, Any]:
     """Return options for a constant number of drafted tokens, whatever the draft model's confidence."""
     return {
@@ -353,12 +287,21 @@ def named_arm(text: str) -> MongeArm:
         OptionError: If it cannot be read, or names a part, setting or value that does not exist, or
             a part twice.
     """
-    name, colon, given = text.partition(":")
+    name, colon, parts = text.partition(":")
     if not colon or not name.strip():
         raise OptionError(f"arm {text!r} has no name; {_FORM}, or 'name:' for the default parts")
-    settings = {
-        key: _value(text, key, node, source) for key, node, source in _keywords(text, given.strip())
-    }
+    source, settings = f"f({parts.strip()})", dict[str, Any]()
+    try:
+        call = ast.parse(source, mode="eval").body
+    except (SyntaxError, ValueError):
+        call = None
+    if not isinstance(call, ast.Call) or call.args or any(not word.arg for word in call.keywords):
+        raise OptionError(f"cannot read arm {text!r}; {_FORM}")
+    for word in call.keywords:
+        key, value = str(word.arg), ast.get_source_segment(source, word.value) or ""
+        if key in settings:
+            raise OptionError(f"arm {text!r}: {key} is given twice; leave one out")
+        settings[key] = _checked(text, key, value)
     return MongeArm(name=name.strip(), settings=settings)
 
 
@@ -375,34 +318,17 @@ def with_named(arms: Sequence[Arm], texts: Sequence[str]) -> list[Arm]:
     return together
 
 
-def _keywords(text: str, given: str) -> list[tuple[str, ast.expr, str]]:
-    source = f"f({given})"
-    try:
-        call = ast.parse(source, mode="eval").body
-    except (SyntaxError, ValueError) as error:
-        raise OptionError(f"cannot read arm {text!r}; {_FORM}") from error
-    keys = [word.arg for word in call.keywords] if isinstance(call, ast.Call) else []
-    if not isinstance(call, ast.Call) or call.args or None in keys:
-        raise OptionError(f"cannot read arm {text!r}; {_FORM}")
-    if repeated := [key for key in keys if keys.count(key) > 1]:
-        raise OptionError(f"arm {text!r}: {repeated[0]} is given twice; leave one out")
-    return [
-        (str(word.arg), word.value, ast.get_source_segment(source, word.value) or "")
-        for word in call.keywords
-    ]
-
-
-def _value(text: str, key: str, node: ast.expr, source: str) -> Any:  # noqa: ANN401 (a part's text, or a number)
+def _checked(text: str, key: str, value: str) -> str | float:
     if key == "drafter":  # it needs a network: only names and settings are looked at here
-        for name in drafters_in(source):
+        for name in drafters_in(value):
             DRAFTERS.read(name)
-        return source
+        return value
     if key in _ROOMS:
-        _ROOMS[key].parse(source)
-        return source
+        _ROOMS[key].parse(value)
+        return value
     if key not in _NUMBERS:
         raise unknown_name(f"part of arm {text!r}:", key, (*_ROOMS, *_NUMBERS))
-    value = node.value if isinstance(node, ast.Constant) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise OptionError(f"arm {text!r}: {key} must be a number; got {source!r}")
-    return value
+    node = ast.parse(value, mode="eval").body
+    if not isinstance(node, ast.Constant) or not is_of(node.value, float):
+        raise OptionError(f"arm {text!r}: {key} must be a number; got {value!r}")
+    return cast(float, node.value)

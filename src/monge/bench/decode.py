@@ -13,22 +13,23 @@ of looping completions stands beside every speed.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from statistics import median
 from typing import Any, Final
 
-from monge.bench.arms import Arm, TokenIds, host_arms, tune_assistant
+from monge.bench.arms import Arm, HostArm, TokenIds, assistant_options, host_arms
 from monge.bench.pair import Pair
 from monge.bench.provenance import provenance
 from monge.bench.report import arm_record, slowest_adaptive, summary
-from monge.bench.runner import FAILURES, Measurement, OnCall, Settings, measure
+from monge.bench.runner import Measurement, OnCall, Settings, measure
 from monge.core.errors import ContextLengthError, OptionError
 from monge.core.words import counted
-from monge.engine.chat_format import ChatFormat, chat_format
-from monge.prompts import Prompt, encode
+from monge.prompts import Prompt, written
 
 QUICK: Final = Settings(max_new_tokens=32, repeats=3, batch_sizes=(1,), time_limit_s=25.0)
 QUICK_PROMPTS_PER_TASK: Final = 1
 PROMPTS_PER_TASK: Final = 4
+TUNING_REPEATS: Final = 2
 
 
 def compare(
@@ -39,38 +40,35 @@ def compare(
     ours: Sequence[Arm],
     assistant_tokens: Sequence[int],
     on_call: OnCall,
-    chat: ChatFormat | None = None,
 ) -> tuple[dict[str, Any], list[Measurement]]:
     """Tune the host's assisted generation, measure all arms, and sum up.
 
     Args:
         pair: The networks.
-        prompts: The prompts; `chat` writes their messages, or the tokenizer's own template.
+        prompts: The prompts; the target's template writes their messages.
         settings: Settings of the measurement.
         ours: The arms of this library.
         assistant_tokens: Drafted tokens that the search for the host's best settings tries; with
             none the host's arms are left out.
         on_call: Told about progress.
-        chat: See `prompts`.
 
     Returns:
         The document of the comparison, as plain values, and its measurements.
     """
     before = provenance(pair.target.device)
-    token_ids = tuple(
-        encode(pair.tokenizer, prompt.text)
-        if prompt.messages is None
-        else (chat or chat_format(pair.tokenizer)).encode(prompt.messages)
-        for prompt in prompts
-    )
+    written_prompts = (written(prompt, pair.decoder.encode_chat) for prompt in prompts)
+    token_ids = tuple(map(pair.decoder.encode, written_prompts))
     if not all(token_ids):
         raise OptionError("bench: a prompt has no tokens; remove it")
     _check_lengths(pair, token_ids, settings)
     tried: list[dict[str, Any]] = []
     arms = list(ours)
     if assistant_tokens:
-        on_call("tuning transformers assisted")
-        tuned, tried = _tuned(pair, _one_per_task(prompts, token_ids), settings, assistant_tokens)
+        tuned: dict[float, dict[str, Any]] = {}
+        if pair.draft is not None and 1 in settings.batch_sizes:
+            on_call("tuning transformers assisted")
+            first = _one_per_task(prompts, token_ids)
+            tuned, tried = tune_assistant(pair, first, settings, assistant_tokens)
         arms = [*host_arms(pair, tuned), *ours]
     measurements = measure(pair, arms, token_ids, settings, on_call=on_call)
     after = provenance(pair.target.device)
@@ -104,21 +102,45 @@ def _check_lengths(pair: Pair, prompts: TokenIds, settings: Settings) -> None:
         )
 
 
-def _tuned(
+def tune_assistant(
     pair: Pair, prompts: TokenIds, settings: Settings, counts: Sequence[int]
 ) -> tuple[dict[float, dict[str, Any]], list[dict[str, Any]]]:
-    if pair.draft is None or 1 not in settings.batch_sizes:
-        return {}, []
-    options = {
-        "temperatures": settings.temperatures,
-        "max_new_tokens": settings.max_new_tokens,
-        "seed": settings.seed,
-        **settings.truncation,
+    """Search the host's assisted generation, for every temperature, over a constant number of drafted tokens.
+
+    The confidence threshold, which ends a draft early, is off. The search sees prompts that are
+    measured afterwards, which favours the tuned arm.
+
+    Returns:
+        The best options by temperature, and what every candidate reached; or why there are none.
+    """
+    trial = replace(settings, repeats=TUNING_REPEATS, batch_sizes=(1,), time_limit_s=None)
+    arms = {
+        count: dict.fromkeys(settings.temperatures, assistant_options(count)) for count in counts
     }
-    try:
-        return tune_assistant(pair, prompts, counts=counts, **options)
-    except FAILURES as error:
-        return {}, [{"failure": f"{type(error).__name__}: {error}"}]
+    measured = measure(
+        pair,
+        [HostArm(name=str(count), family="assisted", assistant=arms[count]) for count in counts],
+        prompts,
+        trial,
+        on_call=lambda *_: None,
+    )
+    failures = [measurement.failure for measurement in measured if measurement.failure is not None]
+    if failures:
+        return {}, [{"failure": failures[0]}]
+    tried = [
+        {
+            "temperature": measurement.temperature,
+            **assistant_options(int(measurement.arm.name)),
+            "tokens_per_s": median(measurement.tokens_per_s),
+        }
+        for measurement in measured
+    ]
+    best: dict[float, dict[str, Any]] = {}
+    for temperature in settings.temperatures:
+        entries = [entry for entry in tried if entry["temperature"] == temperature]
+        fastest = max(entries, key=lambda entry: entry["tokens_per_s"])
+        best[temperature] = assistant_options(fastest["num_assistant_tokens"])
+    return best, tried
 
 
 def _one_per_task(prompts: Sequence[Prompt], token_ids: TokenIds) -> TokenIds:

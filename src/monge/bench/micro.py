@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from monge.backends.registry import BACKENDS
 from monge.bench.provenance import provenance
-from monge.bench.runner import OnCall
+from monge.bench.runner import OnCall, count_once
 from monge.bench.statistics import RepeatSummary, paired_ratios
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock, SequenceModel
@@ -60,6 +60,7 @@ class StepSettings:
     )
 
     def __post_init__(self) -> None:
+        count_once(self, "backends", "nodes", "batch_sizes", "prompts")
         for name in ("nodes", "batch_sizes", "prompts"):
             sizes = getattr(self, name)
             if (not sizes and name != "prompts") or min(sizes, default=1) < 1:

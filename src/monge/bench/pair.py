@@ -1,26 +1,20 @@
 """The networks of a comparison, in memory once for all arms."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel
 
-from monge.api import drafts_of
+from monge.api import drafts_of, load
 from monge.backends.registry import Backend
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.core.parts import built_in
 from monge.draft.by_name import with_head
-from monge.engine.models.hf_tree import make_model_programs
-from monge.loading.networks import (
-    as_draft_model,
-    as_sequence_model,
-    load_network,
-    load_tokenizer,
-    prepare,
-)
+from monge.engine.decoder import Decoder
+from monge.loading.networks import as_draft_model, as_sequence_model, prepare
 from monge.loading.sources import ModelSource
 
 
@@ -29,20 +23,21 @@ class Pair:
     """Two networks in memory, for all arms: as the host runs them, and as this library does.
 
     A head is the text of a drafter, with its folder; it stands in the draft model's place. Further
-    draft models stand beside the first.
+    draft models stand beside the first. `decoder` runs the target and the draft models, without the
+    head.
     """
 
     target: PreTrainedModel
     draft: PreTrainedModel | None
     target_model: SequenceModel
     draft_model: SequenceModel | None
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Any
     names: Mapping[str, str | None]
     head: str | None = None
     backend: str | Backend = "eager"
     draft_backend: str | None = None
-    draft_tokenizer: PreTrainedTokenizerBase | None = None
     further: tuple[SequenceModel, ...] = ()
+    decoder: Decoder
 
     def drafter(self, text: str | None = None) -> str:
         """Return a drafter's text with the given head filled in; without a text, the default drafter."""
@@ -50,10 +45,17 @@ class Pair:
             return self.head or ("ngram" if self.draft is None else "model")
         return with_head(text, self.head)
 
+    def target_again(self) -> SequenceModel:
+        """Return another model of the target's network.
+
+        A drafter may have it keep hidden states, for which plain decoding need not pay.
+        """
+        return as_sequence_model(self.target, backend=self.backend)
+
 
 def load_pair(
     target: str | None = None,
-    drafts: str | Sequence[str] | None = None,
+    draft: str | Sequence[str] | None = None,
     *,
     backend: str | None = None,
     draft_backend: str | None = None,
@@ -64,7 +66,7 @@ def load_pair(
 
     Args:
         target: Folder or name.
-        drafts: Likewise, or the folder of a head for the target; `None` beside a named target means
+        draft: Likewise, or the folder of a head for the target; `None` beside a named target means
             that there is none. Of several draft models all draft where an arm's drafter takes
             several, and the first one otherwise.
         backend: How this library's arms run them, `None` as `monge.load` does; the host's run the
@@ -72,55 +74,55 @@ def load_pair(
         draft_backend: How they run the draft model, if otherwise.
         useless_draft: Shift the rows of the draft network's output matrix by half the vocabulary:
             it costs what it costs, and guesses nothing.
-        **loading: As for `monge.loading.networks.load_network`.
+        **loading: As for `monge.load`.
     """
     source = ModelSource.of(target)
-    if source.is_built_in and drafts is None:
-        drafts = str(built_in("draft"))
-    chosen = drafts_of(drafts, source, draft_backend)
-    drafts = [drafts] if isinstance(drafts, str) else drafts or ()
-    names = {"target": source.name, "draft": ", ".join(drafts) or None}
+    if source.is_built_in and draft is None:
+        draft = str(built_in("draft"))
+    drafts = drafts_of(draft, source, draft_backend)
+    texts = [draft] if isinstance(draft, str) else draft or ()
+    names = {"target": source.name, "draft": ", ".join(texts) or None}
     if useless_draft:
-        if not chosen.models:
+        if not drafts.models:
             raise OptionError("a useless draft needs a draft model to spoil; give --draft")
         names["draft"] = f"{names['draft']}, output shifted"
     source = prepare(source, backend, **loading)
-    network, tokenizer = load_network(source, **loading), load_tokenizer(source)
-    target_model = as_sequence_model(network, backend=source.backend)
-    networks = [load_network(draft, **loading) for draft in chosen.models]
-    tokenizers = [load_tokenizer(draft) for draft in chosen.models]
-    if useless_draft:
-        _spoil(networks[0])
-    for loaded in (network, *networks):
-        loaded.generation_config = empty_settings(tokenizer)
-    models = [
-        as_draft_model(
-            draft_network,
-            target_model,
-            tokenizer=draft_tokenizer,
-            target_tokenizer=tokenizer,
-            backend=draft_backend or source.backend,
-        )
-        for draft_network, draft_tokenizer in zip(networks, tokenizers, strict=True)
-    ]
-    if chosen.head is None:  # the step that a head needs is known when its drafter is made
-        make_model_programs((target_model, *models))
-    return Pair(
+    options = {"draft_backend": draft_backend, "max_batch_size": 1, **loading}
+    drafter = None if drafts.models else "none"
+    decoder = load(source, drafts.models or None, drafter=drafter, **options)
+    model, models = decoder.components.target, decoder.components.draft_models
+    loaded: Any = (model, *models)
+    network, *networks = (getattr(part, "resized", part).network for part in loaded)
+    for host in (network, *networks):
+        host.generation_config = empty_settings(decoder.tokenizer)
+    pair = Pair(
         target=network,
         draft=next(iter(networks), None),
-        target_model=target_model,
+        target_model=model,
         draft_model=next(iter(models), None),
-        tokenizer=tokenizer,
+        tokenizer=decoder.tokenizer,
         names=names,
-        head=chosen.head_text,
+        head=drafts.head_text,
         backend=source.backend,
         draft_backend=draft_backend,
-        draft_tokenizer=next(iter(tokenizers), None),
-        further=tuple(models[1:]),
+        further=models[1:],
+        decoder=decoder,
     )
+    if not useless_draft:
+        return pair
+    _spoil(networks[0])
+    return replace(pair, draft_model=draft_model_by(pair, draft_backend or source.backend))
 
 
-def empty_settings(tokenizer: PreTrainedTokenizerBase, **options: Any) -> GenerationConfig:
+def draft_model_by(pair: Pair, backend: str | Backend) -> SequenceModel:
+    """Return the first draft model of a pair, run in another way."""
+    assert pair.draft is not None
+    # Their vocabularies were compared when they were loaded.
+    tokenizers = {"tokenizer": pair.tokenizer, "target_tokenizer": pair.tokenizer}
+    return as_draft_model(pair.draft, pair.target_model, **tokenizers, backend=backend)
+
+
+def empty_settings(tokenizer: Any, **options: Any) -> GenerationConfig:  # noqa: ANN401 (the host's tokenizers share no type)
     """Return the host's settings for decoding a network's own law."""
     return GenerationConfig(pad_token_id=tokenizer.pad_token_id or 0, **options)
 

@@ -68,6 +68,7 @@ class Settings(LengthAndTruncation):
     )
 
     def __post_init__(self) -> None:
+        count_once(self, "batch_sizes", "temperatures")
         if self.clock not in CLOCKS:
             raise unknown_name("clock", self.clock, CLOCKS)
         for temperature in self.temperatures:
@@ -88,6 +89,12 @@ class Settings(LengthAndTruncation):
         """Top-k, top-p and min-p, where they are set."""
         values = changed(self)
         return {name: values[name] for name in ("top_k", "top_p", "min_p") if name in values}
+
+
+def count_once(settings: object, *names: str) -> None:
+    """Leave out repeated values of some settings: a cell that is named twice is measured once."""
+    for name in names:
+        object.__setattr__(settings, name, tuple(dict.fromkeys(getattr(settings, name))))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -162,9 +169,12 @@ def measure(
     with measured_by(CLOCKS[settings.clock]):
         try:
             for arm in arms:
-                _prepare(
-                    [measurement for measurement in measurements if measurement.arm is arm], pair
-                )
+                try:
+                    arm.prepare(pair)
+                except FAILURES as error:
+                    for measurement in measurements:
+                        if measurement.arm is arm:
+                            measurement.fail(f"{type(error).__name__}: {error}")
             for measurement, call in warm_ups:
                 _decode(measurement, pair, call, CLOCKS[settings.clock], on_call)
             _measure(repeats, pair, settings, on_call)
@@ -202,14 +212,6 @@ def _turns(
         first = (repeat + number) % len(cell)  # no arm always follows the same one
         for measurement in (*cell[first:], *cell[:first]):
             yield measurement, call
-
-
-def _prepare(measurements: Sequence[Measurement], pair: Pair) -> None:
-    try:
-        measurements[0].arm.prepare(pair)
-    except FAILURES as error:
-        for measurement in measurements:
-            measurement.fail(f"{type(error).__name__}: {error}")
 
 
 def _measure(

@@ -133,8 +133,8 @@ def _node_report(
     target, draft = read_law("--target-probs", target_probs), read_law("--draft-probs", draft_probs)
     check_pair(target, draft)
     check_candidates("--candidates", candidates)
-    found = node_report(target, draft, candidates, advance)
-    return found | {"candidates": candidates, "vocabulary": target.size}
+    report = node_report(target, draft, candidates, advance)
+    return report | {"candidates": candidates, "vocabulary": target.size}
 
 
 def _above(gaps: dict[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ import typer
 from monge.api import load as monge_load
 from monge.audit.settings import AUDIT, AuditSettings
 from monge.cli import options
-from monge.cli.console import plain_table, print_tables, quiet_host, show
+from monge.cli.console import plain_table, print_tables, show
 from monge.cli.options import option, panel
 from monge.cli.progress import working
 from monge.core.errors import OptionError
@@ -90,7 +90,6 @@ def audit(
         raise OptionError("--engine starts what is audited; leave --url and --reference-url out")
     options.check_out_file(settings.log, "--log")
     options.check_out_file(html, "--html")
-    quiet_host()
     require("audit", "monge audit")
     from monge.audit import gate
     from monge.audit.engines import check_engine
@@ -187,9 +186,11 @@ def _print(report: "Report", html: Path | None, *, markdown: bool) -> None:
         title = f"rejected at {math.log(1.0 / report.alpha):.1f}"
         table = plain_table(title, "situation", ("texts", "tokens", "log e-value"))
         table.add_column("finding")
-        for one in report.situations:
-            counts = (str(one.num_texts), str(one.num_tokens))
-            table.add_row(one.name, *counts, f"{one.log_e:.1f}", one.finding or "-")
+        for situation in report.situations:
+            counts = (str(situation.num_texts), str(situation.num_tokens))
+            table.add_row(
+                situation.name, *counts, f"{situation.log_e:.1f}", situation.finding or "-"
+            )
         print_tables([table], markdown=markdown)
     first = report.deterministic
     if first is not None:

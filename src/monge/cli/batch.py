@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from monge.cli import options
-from monge.cli.console import quiet_host, say
+from monge.cli.console import say
 from monge.cli.options import entry, given, option, panel, switch
 from monge.cli.progress import working
 from monge.core.errors import OptionError
@@ -59,7 +59,6 @@ def batch(
         monge batch questions.jsonl answers.jsonl --prompt-field question --drafter ngram
         monge batch prompts.jsonl texts.jsonl --ray --address auto --workers 8 --gpus-per-worker 1
     """
-    quiet_host()
     ray = given(
         num_workers=workers, address=address, num_cpus=cpus_per_worker, num_gpus=gpus_per_worker
     )

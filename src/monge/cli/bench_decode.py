@@ -29,7 +29,6 @@ from monge.cli.console import (
     output,
     plain_table,
     print_tables,
-    quiet_host,
     say_raw_text,
     show,
     write_document,
@@ -38,7 +37,6 @@ from monge.cli.options import MEASURING, measuring, switch
 from monge.cli.progress import call_bar, working
 from monge.core.errors import OptionError
 from monge.core.words import counted
-from monge.engine.chat_format import chat_format
 from monge.options import OUTPUT, LoadOptions, changed
 from monge.prompts import Prompt, as_message, asked_prompts, interleaved
 
@@ -107,16 +105,13 @@ def decode(
     """
     if named_only and not arm:
         raise OptionError("bench: --named-only needs arms of --arm; got none")
-    quiet_host()
     options.set_threads(threads)
     options.check_out_folder(out)
     per_task = QUICK_PROMPTS_PER_TASK if quick else PROMPTS_PER_TASK
     shown = asked_prompts(prompts, per_task=prompts_per_task, default=per_task)
     ours = with_named([plain_arm()] if named_only else usual_arms(), arm or ())
-    loading = changed(load)
-    names = loading.pop("target", None), loading.pop("draft", None)
     with working("loading the models"):
-        pair = load_pair(*names, useless_draft=useless_draft, **loading)
+        pair = load_pair(useless_draft=useless_draft, **changed(load))
     if is_chat:
         shown = tuple(map(as_message, shown))
     say_raw_text(pair.tokenizer, shown, "--chat writes them as messages")
@@ -130,7 +125,6 @@ def decode(
         out=out,
         as_json=as_json,
         markdown=markdown,
-        chat=chat_format(pair.tokenizer, is_built_in=load.target is None),
     )
 
 
@@ -156,7 +150,7 @@ def measured(
     report(document, files, markdown=markdown)
     if as_json:
         print(json.dumps(document))
-    if all(one["failure"] is not None for one in document["arms"]):
+    if all(arm["failure"] is not None for arm in document["arms"]):
         raise OptionError(
             "every arm failed, so nothing was measured; the reasons are listed with the tables"
         )

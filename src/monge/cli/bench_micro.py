@@ -8,7 +8,7 @@ from rich.table import Table
 from monge.bench.micro import StepSettings, measure
 from monge.bench.provenance import busy_note
 from monge.cli import options
-from monge.cli.console import plain_table, print_tables, quiet_host, show
+from monge.cli.console import plain_table, print_tables, show
 from monge.cli.progress import call_bar, working
 from monge.loading.networks import load_network
 from monge.options import LoadOptions, changed
@@ -33,7 +33,6 @@ def micro(
         monge bench micro --threads 1
         monge bench micro --backend eager --backend compiled --prompt 100 --prompt 500
     """
-    quiet_host()
     options.set_threads(threads)
     loading = changed(load)
     with working("loading the model"):
@@ -48,7 +47,7 @@ def micro(
 def report(document: dict[str, Any], *, markdown: bool = False) -> None:
     """Print tables for every number of requests, and below them what could not run."""
     cells, settings, tables = document["cells"], document["settings"], list[Table]()
-    names = list(dict.fromkeys(one["backend"] for one in cells))
+    names = list(dict.fromkeys(cell["backend"] for cell in cells))
     columns = (*names, *(f"{name} / {names[0]}" for name in names[1:]))
     for batch in settings["batch_sizes"]:
         for size_of in ("nodes", "prompt"):
@@ -57,9 +56,11 @@ def report(document: dict[str, Any], *, markdown: bool = False) -> None:
                 continue
             shown = plain_table(f"batch {batch} (ms)", size_of, columns)
             for size in sizes:
-                row = [one for one in cells if (one["batch"], one.get(size_of)) == (batch, size)]
-                ratios = (f"{one['ratio']['median']:.2f}" for one in row[1:])
-                shown.add_row(str(size), *(_ranged(one["step_s"]) for one in row), *ratios)
+                row = [
+                    cell for cell in cells if (cell["batch"], cell.get(size_of)) == (batch, size)
+                ]
+                ratios = (f"{cell['ratio']['median']:.2f}" for cell in row[1:])
+                shown.add_row(str(size), *(_ranged(cell["step_s"]) for cell in row), *ratios)
             tables.append(shown)
     print_tables(tables, markdown=markdown)
     for name, reason in document["missing"].items():

@@ -75,10 +75,10 @@ def certify(
         source = ModelSource.of(target)
         redrafter, reason = _redrafter(certificate, source, draft)
         model = _target(certificate, source, redrafter)
-        stops = any(own.get("stop") for own in certificate.requests)
+        stops = any(request.get("stop") for request in certificate.requests)
         tokenizer = load_tokenizer(source) if stops else None
     is_rounded = rounded_weights_of(model) is not None
-    num_rounds = sum(len(own.get("rounds", ())) for own in certificate.requests)
+    num_rounds = sum(len(request.get("rounds", ())) for request in certificate.requests)
     with working() as work:
         report = replayed(
             certificate,
@@ -149,14 +149,14 @@ def _redrafter(
 
     loading = dict(_fields(certificate.header, "loading"))
     is_here = certificate.header.get("processor") == processor_digest()
-    own = str(certificate.header.get("backend"))
+    recorded = str(certificate.header.get("backend"))
     # Those of the target and of a draft model.
-    if {own, str(loading.get("backend", "eager"))} != {"eager"} and not is_here:
+    if {recorded, str(loading.get("backend", "eager"))} != {"eager"} and not is_here:
         return None, (
             "the drafter ran compiled on another kind of processor, where it can round otherwise"
         )
-    if own == "eager":  # which files are not, unless it is said
-        loading.setdefault("backend", own)
+    if recorded == "eager":  # which files are not, unless it is said
+        loading.setdefault("backend", recorded)
     stated = loading.pop("draft", None)
     if stated is not None and draft is None:
         return None, f"the record names the draft model {', '.join(stated)}; --draft checks it"
@@ -165,8 +165,8 @@ def _redrafter(
     except MongeError as error:
         return None, f"the drafter could not be made again: {error}"
     backend = backend_of(decoder.components.target)
-    if backend != own:
-        return None, f"the drafter ran beside a target on {own}, which is {backend} here"
+    if backend != recorded:
+        return None, f"the drafter ran beside a target on {recorded}, which is {backend} here"
     dtype = str(_fields(certificate.header, "target").get("dtype"))
     return Redrafter(decoder.components, TOLERANCES.get(dtype, 0.0)), ""
 
@@ -174,10 +174,10 @@ def _redrafter(
 def _fields(header: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     from monge.audit.certificate import CertificateError
 
-    own = header.get(name)
-    if not isinstance(own, Mapping):
+    field = header.get(name)
+    if not isinstance(field, Mapping):
         raise CertificateError(f"field 'header.{name}' is missing or malformed")
-    return own  # pyright: ignore[reportUnknownVariableType]
+    return field  # pyright: ignore[reportUnknownVariableType]
 
 
 def _print(report: "CertifyReport") -> None:

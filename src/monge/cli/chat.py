@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from monge.cli import options
 from monge.cli.chat_input import messages
-from monge.cli.console import quiet_host, say, streaming
+from monge.cli.console import say, streaming
 from monge.cli.generate import loaded, say_parts
 from monge.core.errors import MongeError, OptionError
 from monge.core.words import counted
@@ -58,7 +58,6 @@ def chat(
         monge chat --target ./model.gguf --system "You are a poet." --temperature 0.7 --top-p 0.9
         echo "What is the capital of France?" | monge chat --target smollm2
     """
-    quiet_host()
     if load.target is None and load.draft is None:
         if (reason := obstacle(_DEFAULT)) is None:
             load = replace(load, target=_DEFAULT)

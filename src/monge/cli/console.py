@@ -133,7 +133,9 @@ def say_error(message: object) -> None:
 
 def say_raw_text(tokenizer: Any, prompts: Sequence[Prompt], advice: str) -> None:  # noqa: ANN401
     """Say that prompts are raw text, where the tokenizer has a chat template."""
-    if getattr(tokenizer, "chat_template", None) and any(one.messages is None for one in prompts):
+    if getattr(tokenizer, "chat_template", None) and any(
+        prompt.messages is None for prompt in prompts
+    ):
         text = "this model has a chat template, and prompts are decoded as raw text"
         say(f"{text}; {advice}", "dim")
 

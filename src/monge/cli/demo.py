@@ -51,9 +51,9 @@ def demo(
         race += ["--repeats", "1"] if quick else []
         if reason is None:
             model = ["--target", REAL_MODEL, "--draft", f"{REAL_MODEL}-head", *backend]
-            asked, prompts = MESSAGES[:1] if quick else MESSAGES, Path(folder) / "messages.txt"
-            prompts.write_text("\n".join(asked), encoding="utf-8")
-            _run(["chat", *model, *length], (*asked, "/stats"))
+            messages, prompts = MESSAGES[:1] if quick else MESSAGES, Path(folder) / "messages.txt"
+            prompts.write_text("\n".join(messages), encoding="utf-8")
+            _run(["chat", *model, *length], (*messages, "/stats"))
             _run([*race, *model, "--chat", "--prompts", str(prompts)])
         else:
             show(f"The built-in pair takes the place of a real model: {reason}", "yellow")
@@ -82,7 +82,7 @@ def _run(words: list[str], messages: tuple[str, ...] = ()) -> None:
     from monge.cli.app import app
 
     show(f"\n$ {_program()} {shlex.join(words)}", "bold cyan")
-    before, sys.stdin = sys.stdin, _Typed("".join(f"{one}\n" for one in messages))
+    before, sys.stdin = sys.stdin, _Typed("".join(f"{message}\n" for message in messages))
     try:
         status = app(words, standalone_mode=False)
     finally:

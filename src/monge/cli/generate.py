@@ -16,7 +16,6 @@ from monge.api import load as monge_load
 from monge.cli import options
 from monge.cli.console import (
     output,
-    quiet_host,
     say,
     say_error,
     say_raw_text,
@@ -83,29 +82,28 @@ def generate(
         torchrun --nproc-per-node 2 -m monge generate "Once" --target ./my-target --tensor-parallel
         monge generate "Once" --target ./my-target --draft ./my-draft --tree "chain(6)" --verifier single_draft
     """
-    quiet_host()
-    asked = _prompts(prompt, file)
-    prompts = [one.text for one in asked]
+    shown = _prompts(prompt, file)
+    prompts = [entry.text for entry in shown]
     options.check_out_file(trace, "--trace")
     options.check_out_file(certificate, "--certificate")
     options.check_out_file(html, "--html")
-    asked = [as_message(one, system) if is_chat or one.messages else one for one in asked]
-    is_chat = is_chat or any(one.messages for one in asked)
+    shown = [as_message(entry, system) if is_chat or entry.messages else entry for entry in shown]
+    is_chat = is_chat or any(entry.messages for entry in shown)
     if not is_chat and (system is not None or load.chat_template is not None):
         raise OptionError(
             "--system and --chat-template say how a message is written; give --chat beside them"
         )
-    with loaded(load, tensor_parallel=bool(tensor_parallel)) as made:
+    with loaded(load, tensor_parallel=bool(tensor_parallel)) as plain:
         recorder = None
         if certificate is not None:
             from monge.audit.recorder import recorder_of
 
-            recorder = recorder_of(made, load, lambda name: BUILT_IN if name is None else name)
-        decoder = made if recorder is None else recorder.decoder
-        given = [written(one, decoder.encode_chat) for one in asked]
-        say_raw_text(decoder.tokenizer, asked, "--chat writes them as messages")
+            recorder = recorder_of(plain, load, lambda name: BUILT_IN if name is None else name)
+        decoder = plain if recorder is None else recorder.decoder
+        encoded = [written(entry, decoder.encode_chat) for entry in shown]
+        say_raw_text(decoder.tokenizer, shown, "--chat writes them as messages")
         keeps: dict[str, Any] = {} if html is None else {"keeps_trees": True}
-        sessions = (recorder or decoder).sessions(given, **changed(sampling), **keeps)
+        sessions = (recorder or decoder).sessions(encoded, **changed(sampling), **keeps)
         say_memory(decoder)
         if verbose:
             say_parts(decoder, sessions[0].request.controller)
@@ -128,7 +126,7 @@ def generate(
             path = recorder.certificate().write(certificate)
             size = f"{path.stat().st_size / 1e6:.1f} MB"
             say(f"record of the run: {path}, {size}; next: monge certify {path}", "dim")
-    _leave([one["error"] for one in completions], is_complete=is_complete)
+    _leave([completion["error"] for completion in completions], is_complete=is_complete)
 
 
 def _write_page(
@@ -138,8 +136,8 @@ def _write_page(
     from monge.page.trace import document, rounds_of
 
     runs = [
-        {**one, "rounds": rounds_of(session.records, session.request.prompt_ids, decoder)}
-        for session, one in zip(sessions, completions, strict=True)
+        {**completion, "rounds": rounds_of(session.records, session.request.prompt_ids, decoder)}
+        for session, completion in zip(sessions, completions, strict=True)
     ]
     write_text(path, page_of(document(runs, decoder, sessions[0].request.controller)), "the page")
     say(f"the run as a page: {path}", "dim")
@@ -238,8 +236,8 @@ def stream(decoder: Decoder, sessions: Sequence[Session]) -> bool:
     (session,), is_complete = sessions, False
     with streaming() as write:
         with suppress(KeyboardInterrupt):  # what was committed by then stays in the session
-            for one in decode([session], decoder.components, max_batch_size=1):
-                write(piece_of(one).text)
+            for _ in decode([session], decoder.components, max_batch_size=1):
+                write(piece_of(session).text)
             is_complete = True
         if session.text is not None:
             session.text.finish()
@@ -253,10 +251,14 @@ def decode_with_bar(decoder: Decoder, sessions: Sequence[Session]) -> bool:
     with working() as work:
         stage = work.stage("decoding tokens", total)
         try:
-            for one in decode(sessions, decoder.components, max_batch_size=decoder.max_batch_size):
-                done = one.finish_reason is not None
-                left = one.request.max_new_tokens - one.num_generated if done else 0
-                stage.advance(left + (len(one.records[-1].token_ids) if one.error is None else 0))
+            for session in decode(
+                sessions, decoder.components, max_batch_size=decoder.max_batch_size
+            ):
+                done = session.finish_reason is not None
+                left = session.request.max_new_tokens - session.num_generated if done else 0
+                stage.advance(
+                    left + (len(session.records[-1].token_ids) if session.error is None else 0)
+                )
         except KeyboardInterrupt:
             return False
     return True
@@ -304,8 +306,8 @@ def say_splits(completion: dict[str, Any]) -> None:
     stats, rounds = completion["stats"], completion["rounds"]
     times = ", ".join(f"{name} {1e3 * stats[f'{name}_s']:.0f} ms" for name in STAGES)
     used = f"engine efficiency {stats['engine_efficiency']:.2f}; draft utilisation {stats['draft_utilisation']:.2f}"
-    depths = Counter(one["depth"] for one in rounds)
-    drafters = Counter(one["drafter"] for one in rounds if one["depth"] and one["drafter"])
+    depths = Counter(entry["depth"] for entry in rounds)
+    drafters = Counter(entry["drafter"] for entry in rounds if entry["depth"] and entry["drafter"])
     parts = [
         "rounds by drafted depth " + _counts(sorted(depths.items())),
         "by accepted tokens " + _counts(enumerate(stats["acceptance_histogram"])),

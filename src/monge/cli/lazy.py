@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -63,9 +63,9 @@ def group(
             super().__init__(**settings)
             for name, place in places.items():
                 lazy = TyperCommand(name, rich_markup_mode="markdown")
-                made: Any = lazy if isinstance(place, str) else get_command(place)
-                made.name = name
-                self.commands[name] = made
+                command: Any = lazy if isinstance(place, str) else get_command(place)
+                command.name = name
+                self.commands[name] = command
 
         def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 (typer's own types)
             command, place = super().get_command(ctx, cmd_name), places.get(cmd_name)
@@ -95,8 +95,8 @@ def _first_line(place: str) -> str:
     module, function = _split(place)
     path = Path(__file__).with_name(f"{module}.py")
     tree = ast.parse(path.read_text(encoding="utf-8")).body
-    (own,) = (one for one in tree if isinstance(one, ast.FunctionDef) and one.name == function)
-    return (ast.get_docstring(own) or "").partition("\n")[0]
+    named = (node for node in tree if getattr(node, "name", None) == function)
+    return (ast.get_docstring(cast(ast.FunctionDef, next(named))) or "").partition("\n")[0]
 
 
 def _split(place: str) -> tuple[str, str]:
@@ -125,10 +125,10 @@ def check_early(arguments: Sequence[str], place: str) -> None:
             given.setdefault(option, []).append(value if is_joined else following)
     groups = (ServeOptions,) if place == "serve" else ()
     for config in given.get("config", ()):
-        for key, own in read_config(config, *groups).items():
+        for key, value in read_config(config, *groups).items():
             if key not in _MODELS:  # another one may be given by its place
-                values = own if isinstance(own, list) else [own]
-                given.setdefault(key.replace("_", "-"), [str(one) for one in values])
+                values = value if isinstance(value, list) else [value]
+                given.setdefault(key.replace("_", "-"), [str(item) for item in values])
     for option, values in given.items():
         for value in values:
             _check(option, value)
@@ -149,7 +149,7 @@ def _check_place(place: str, arguments: Sequence[str]) -> None:
 def _has_prompt(arguments: Sequence[str]) -> bool:
     """Return whether a word can be a prompt, or a file of prompts is named."""
     named = options_of(LoadOptions, SamplingOptions).items()
-    valued = {*_TEXTS, *(flag_of(name, one) for name, one in named if one.kind is not bool)}
+    valued = {*_TEXTS, *(flag_of(name, entry) for name, entry in named if entry.kind is not bool)}
     return any(
         word.partition("=")[0] in {"--", "--prompts", "--file"}
         or not (word.startswith("-") or before in valued)

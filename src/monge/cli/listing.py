@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import typer
+from rich.table import Table
 
 from monge.backends.cpu.program_cache import cache_folder
 from monge.cli import options
-from monge.cli.console import output, plain_table, print_tables, reported, show
+from monge.cli.console import plain_table, print_tables, reported, show
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError, unknown_name
 from monge.core.proposal import Arbitrary
@@ -33,6 +34,8 @@ ROOMS: Final[Mapping[str, Registry[Any]]] = {
     "trees": TREES,
     "controllers": CONTROLLERS,
 }
+Listing = tuple[dict[str, Any], list[Table], list[str]]
+"""A document for JSON, and the tables and lines that show it."""
 
 
 @reported
@@ -58,11 +61,20 @@ def list_components(
             "--models, --cache and --clear-cache exclude each other; give one of them"
         )
     if models:
-        _list_models(as_json=as_json, markdown=markdown)
+        document, tables, lines = _models()
+    elif cache or clear_cache:
+        document, tables, lines = _cache(clears=clear_cache)
+    else:
+        document, tables, lines = _parts(section)
+    if as_json:
+        print(json.dumps(document))
         return
-    if cache or clear_cache:
-        _list_cache(clears=clear_cache, as_json=as_json, markdown=markdown)
-        return
+    print_tables(tables, markdown=markdown)
+    for line in lines:
+        show(line)
+
+
+def _parts(section: str | None) -> Listing:
     if section is not None and section not in ROOMS:
         raise unknown_name("section", section, ROOMS)
     rooms = {
@@ -70,57 +82,50 @@ def list_components(
         for room, registry in ROOMS.items()
         if section in {None, room}
     }
-    about = dict[str, Any]()
-    if "verifiers" in rooms:
-        about = {"legal": legality(), "exactness": _exactness()}
-    if "trees" in rooms:
-        about["defaults"] = _default_verifiers()
-    if as_json:
-        print(json.dumps(rooms | about))
-        return
-    tables = []
-    for room, components in rooms.items():
+    about, tables, lines = dict[str, Any](), list[Table](), list[str]()
+    for room, parts in rooms.items():
         table = plain_table(room, "name")
         table.add_column("what it does", ratio=3)
         table.add_column("settings and defaults", ratio=2)
-        for one in components:
-            settings = [f"{key}={value!r}" for key, value in one["settings"].items()]
-            written = ", ".join([*one["required"], *settings]) or "-"
-            table.add_row(one["name"], one["summary"], written)
+        for part in parts:
+            settings = [f"{key}={value!r}" for key, value in part["settings"].items()]
+            written = ", ".join([*part["required"], *settings]) or "-"
+            table.add_row(part["name"], part["summary"], written)
         tables.append(table)
     if "verifiers" in rooms:
-        title, kinds = (
-            "which verifier is exact for which candidates",
-            (k.__name__ for k in PROPOSALS),
-        )
+        about = {"legal": legality(), "exactness": _exactness()}
+        title = "which verifier is exact for which candidates"
+        kinds = [kind.__name__ for kind in PROPOSALS]
         table = plain_table(title, "verifier", ["known by", *kinds], "left")
         for name, legal in about["legal"].items():
             table.add_row(name, about["exactness"][name], *legal.values())
         tables.append(table)
-    print_tables(tables, markdown=markdown)
     if "trees" in rooms:
-        _show_verifiers_of_trees(about["defaults"])
+        about["defaults"] = _default_verifiers()
+        lines = ["", *map(_verifiers_of, TREES), ""]
+        for name, rules in about["defaults"].items():
+            ways_of = {
+                rule: [way for way in rules if way and rules[way] == rule]
+                for rule in rules.values()
+            }
+            usual = [
+                f"{rule} ({', '.join(ways)})" if ways else rule for rule, ways in ways_of.items()
+            ]
+            lines.append(
+                f"tree {name} is verified by {', '.join(usual)} where no verifier is named"
+            )
+    return rooms | about, tables, lines
 
 
-def _show_verifiers_of_trees(defaults: Mapping[str, Mapping[str, str]]) -> None:
-    output().print()
-    for name in TREES:
-        limits = TREES.make(name).limits
-        ways = ", ".join(sorted(kind.__name__ for kind in limits.proposes))
-        rules = [rule for rule in VERIFIERS if _fits(rule, limits.proposes, limits.max_width)]
-        most = f"at most {limits.max_width} a node"
-        show(f"tree {name} draws {ways} candidates, {most}: {', '.join(rules)}")
-    output().print()
-    for name, rules in defaults.items():
-        ways_of = {
-            rule: [way for way in rules if way and rules[way] == rule] for rule in rules.values()
-        }
-        usual = [f"{rule} ({', '.join(own)})" if own else rule for rule, own in ways_of.items()]
-        show(f"tree {name} is verified by {', '.join(usual)} where no verifier is named")
+def _verifiers_of(tree: str) -> str:
+    limits = TREES.make(tree).limits
+    ways = ", ".join(sorted(kind.__name__ for kind in limits.proposes))
+    rules = [rule for rule in VERIFIERS if _fits(rule, limits.proposes, limits.max_width)]
+    return f"tree {tree} draws {ways} candidates, at most {limits.max_width} a node: {', '.join(rules)}"
 
 
-def _list_models(*, as_json: bool, markdown: bool) -> None:
-    known = {
+def _models() -> Listing:
+    document = {
         name: {
             "about": model.about,
             "head": model.head,
@@ -129,43 +134,35 @@ def _list_models(*, as_json: bool, markdown: bool) -> None:
         }
         for name, model in NAMED.items()
     }
-    if as_json:
-        print(json.dumps(known))
-        return
     table = plain_table("models", "name")
     for column in ("model", "drafted by", "rounded weights beside exact ones", "here"):
         table.add_column(column)
-    for name, model in known.items():
+    for name, model in document.items():
         rounded = "\n".join(f"{kind}: {words}" for kind, words in model["rounded"].items())
         table.add_row(name, model["about"], model["head"], rounded, model["obstacle"] or "yes")
-    print_tables([table], markdown=markdown)
+    return document, [table], []
 
 
-def _list_cache(*, clears: bool, as_json: bool, markdown: bool) -> None:
+def _cache(*, clears: bool) -> Listing:
     folder = cache_folder()
     try:
-        rows = kept()
+        entries = kept()
         if clears:
-            for row in rows:  # what a running process has mapped stays readable for it
-                shutil.rmtree(row.path)
+            for entry in entries:  # what a running process has mapped stays readable for it
+                shutil.rmtree(entry.path)
     except OSError as error:
         raise OptionError(f"the cache in {folder}: {error}") from error
-    size = sum(one.num_bytes for one in rows)
-    if as_json:
-        listed = [dataclasses.asdict(one) | {"path": str(one.path)} for one in rows]
-        document = {"folder": str(folder), "bytes": size, "cleared": clears, "kept": listed}
-        print(json.dumps(document))
-        return
-    if not clears and rows:
-        table = plain_table("cache", "what", ("MB", "days unused"))
-        table.add_column("folder", overflow="fold")
-        for one in rows:
-            table.add_row(one.what, f"{one.num_bytes / 1e6:.1f}", f"{one.days:.0f}", one.path.name)
-        print_tables([table], markdown=markdown)
-    done = "freed from" if clears else "in"
-    show(
-        f"{size / 1e6:.1f} MB {done} {folder}" + ("" if clears else "; --clear-cache deletes them")
-    )
+    size = sum(entry.num_bytes for entry in entries)
+    listed = [dataclasses.asdict(entry) | {"path": str(entry.path)} for entry in entries]
+    document = {"folder": str(folder), "bytes": size, "cleared": clears, "kept": listed}
+    table = plain_table("cache", "what", ("MB", "days unused"))
+    table.add_column("folder", overflow="fold")
+    for entry in entries:
+        size_mb = f"{entry.num_bytes / 1e6:.1f}"
+        table.add_row(entry.what, size_mb, f"{entry.days:.0f}", entry.path.name)
+    done, hint = ("freed from", "") if clears else ("in", "; --clear-cache deletes them")
+    tables = [table] if entries and not clears else []
+    return document, tables, [f"{size / 1e6:.1f} MB {done} {folder}{hint}"]
 
 
 def _described(registry: Registry[Any], name: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from monge.cli.console import reported
+from monge.cli.console import quiet_host, reported
 from monge.config import read_config
 from monge.core.errors import OptionError
 from monge.options import (
@@ -53,11 +53,9 @@ def option(
     is_flag = isinstance(default, str) and default.startswith("-")
     if otherwise is None and not is_flag and not isinstance(default, bool):
         otherwise = default
-    if isinstance(otherwise, tuple):
-        otherwise = ", ".join(one if isinstance(one, str) else f"{one:g}" for one in otherwise)
-    said = described(help, otherwise)
+    help = described(help, otherwise)
     return typer.Option(
-        default, *flags, help=said, show_default=False, rich_help_panel=panel, **more
+        default, *flags, help=help, show_default=False, rich_help_panel=panel, **more
     )
 
 
@@ -86,15 +84,15 @@ def entry(
 
     With `can_undo`, a truth value has a `--no-` form, which undoes that of a file.
     """
-    asked = options_of(group)[name]
-    first, *others = asked.flags or (flag_of(name, asked),)
-    if can_undo and asked.kind is bool:
+    settings = options_of(group)[name]
+    first, *others = settings.flags or (flag_of(name, settings),)
+    if can_undo and settings.kind is bool:
         first = f"{first}/--no-{first.removeprefix('--')}"
-    help = asked.help
-    if several and not asked.several:  # where it is usual, the help says it
+    help = settings.help
+    if several and not settings.several:  # where it is usual, the help says it
         help = f"{help.removesuffix('.')}; may be repeated."
-    otherwise = asked.otherwise if default is None else default
-    return option(first, asked.panel, help, otherwise, *others, envvar=asked.envvar)
+    otherwise = settings.otherwise if default is None else default
+    return option(first, settings.panel, help, otherwise, *others, envvar=settings.envvar)
 
 
 def command(
@@ -111,7 +109,7 @@ def command(
 
     Typer sees an option for each of their fields, and `--config` beside those of `monge.load`: a file
     of options, below what the command line gives. The command gets the dataclasses. Its expected
-    failures are `reported`.
+    failures are `reported`, and the host is quiet.
 
     Args:
         function: The command.
@@ -125,14 +123,14 @@ def command(
     if function is None:
         settings = {"only": only, "without": without, "one": one, "many": many, "quick": quick}
         return functools.partial(command, **settings, defaults=defaults)
-    own, usual = inspect.signature(function).parameters, dict(defaults or {})
+    parameters, usual = inspect.signature(function).parameters, dict(defaults or {})
     groups: dict[str, Any] = {
-        name: p.annotation for name, p in own.items() if is_dataclass(p.annotation)
+        name: p.annotation for name, p in parameters.items() if is_dataclass(p.annotation)
     }
     takes_file = LoadOptions in groups.values() and only is None
     places: dict[str, tuple[str, Option]] = {}
     shown: list[inspect.Parameter] = []
-    for name, parameter in own.items():
+    for name, parameter in parameters.items():
         if name not in groups:
             shown.append(parameter)
             continue
@@ -141,11 +139,11 @@ def command(
         wanted = only if group in {LoadOptions, SamplingOptions} else None
         if takes_file and group is LoadOptions:
             shown.append(_keyword("config", _Config))
-        for key, asked in options_of(group).items():
-            if asked.panel and key not in without and (wanted is None or key in wanted):
-                places[key] = name, asked
+        for key, settings in options_of(group).items():
+            if settings.panel and key not in without and (wanted is None or key in wanted):
+                places[key] = name, settings
                 several = key in many
-                kind = list[asked.kind] if asked.several or several else asked.kind
+                kind = list[settings.kind] if settings.several or several else settings.kind
                 written = entry(
                     group, key, can_undo=can_undo, several=several, default=usual.get(key)
                 )
@@ -153,27 +151,30 @@ def command(
 
     @functools.wraps(function)
     def run(*, config: Path | None = None, models: list[str] | None = None, **options: Any) -> None:
-        told = given(**options)
+        quiet_host()
+        values = given(**options)
         if models:
-            _take_models(told, models)
+            _take_models(values, models)
         if config is not None:
             files = [group for group in groups.values() if group is ServeOptions]
-            found = read_config(config, *files)
+            stated = read_config(config, *files)
             if options.get("is_chat") is False:
-                found.pop("chat_template", None)  # there are no messages to write
-            told = _of_file(config, found, places) | told
+                stated.pop("chat_template", None)  # there are no messages to write
+            values = _of_file(config, stated, places) | values
         is_quick = quick is not None and options["quick"]
-        told = usual | (changed(quick) if is_quick else {}) | told
-        rest = {name: options[name] for name in own if name in options and name not in places}
+        values = usual | (changed(quick) if is_quick else {}) | values
+        rest = {
+            name: options[name] for name in parameters if name in options and name not in places
+        }
         fields: dict[str, dict[str, Any]] = {name: {} for name in groups}
-        for name, (place, asked) in places.items():
-            if name in told:
-                value = told[name]
-                check_least(name, asked, value)
+        for name, (place, settings) in places.items():
+            if name in values:
+                value = values[name]
+                check_least(name, settings, value)
                 if name in one and len(value) > 1:
                     times = f"is given {len(value)} times ({', '.join(value)})"
-                    raise OptionError(f"{flag_of(name, asked)} {times}; this command takes one")
-                if asked.several or name in many:
+                    raise OptionError(f"{flag_of(name, settings)} {times}; this command takes one")
+                if settings.several or name in many:
                     value = value[0] if name in one else tuple(value)
                 fields[place][name] = value
         function(**rest, **{name: group(**fields[name]) for name, group in groups.items()})
@@ -202,12 +203,12 @@ def _of_file(
     config: Path, found: Mapping[str, Any], places: Mapping[str, tuple[str, Option]]
 ) -> dict[str, Any]:
     """Return the options of a file by field, as the command line would give them."""
-    fields = {key_of(name, asked): (name, asked) for name, (_, asked) in places.items()}
+    fields = {key_of(name, settings): (name, settings) for name, (_, settings) in places.items()}
     options: dict[str, Any] = {}
     for key, value in found.items():
         if key in fields:
-            name, asked = fields[key]
-            options[name] = [value] if asked.several and not isinstance(value, list) else value
+            name, settings = fields[key]
+            options[name] = [value] if settings.several and not isinstance(value, list) else value
         elif key not in _SKIPPED:
             raise OptionError(
                 f"configuration {str(config)!r}: this command has no option for {key}; leave it out"
@@ -284,7 +285,7 @@ def check_out_folder(folder: Path, flag: str = "--out") -> None:
             written to.
     """
     path = folder.absolute()
-    nearest = next(one for one in (path, *path.parents) if one.exists())
+    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
     reason = None
     if not nearest.is_dir():
         reason = f"{str(nearest)!r} is a file; name a folder"

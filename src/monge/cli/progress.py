@@ -122,7 +122,7 @@ class Work(Progress):
         task_id = self.add_task(name, start=is_begun, total=total, expected_s=expected_s)
         if is_begun:
             self.advance(task_id, 0)  # the rate counts from here
-        return Stage(self, next(one for one in self.tasks if one.id == task_id))
+        return Stage(self, next(task for task in self.tasks if task.id == task_id))
 
     @contextmanager
     def waiting(self, name: str, expected_s: float | int | None = None) -> Iterator[Stage]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -10,13 +10,12 @@ import typer
 from rich.table import Table
 
 from monge.api import drafts_of
-from monge.api import load as monge_load
+from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import provenance
 from monge.cli import options
 from monge.cli.console import (
     plain_table,
     print_tables,
-    quiet_host,
     say_raw_text,
     show,
     write_document,
@@ -29,11 +28,10 @@ from monge.core.parts import built_in
 from monge.core.sampling_rules import SamplingRules
 from monge.core.words import counted
 from monge.defaults import STEADY
-from monge.draft.by_name import drafters_in, with_head
+from monge.draft.by_name import drafters_in
 from monge.engine.decoder import Decoder
 from monge.loading.networks import (
     as_draft_model,
-    as_sequence_model,
     load_network,
     load_tokenizer,
     prepare,
@@ -101,15 +99,16 @@ def record(
         monge replay record --prompts prompts.jsonl --temperature 0.8 --out mine.mlog
         monge replay record --target ./my-target --draft ./my-draft --prompts prompts.txt --top 64 --out mine.mlog
     """
-    quiet_host()
     options.check_out_file(out)
     shown = asked_prompts(prompts, per_task=prompts_per_task, default=PER_TASK)
     if drafter and no_costs:
         raise OptionError(
             "--drafter says whose rounds are timed, and --no-costs that none are; leave one out"
         )
-    found = recorded(
-        load_networks(**changed(load)),
+    with working("loading the models"):
+        pair = load_pair(**changed(load))
+    log = recorded(
+        pair,
         shown,
         SamplingRules(**sampling.only(*LAW)),
         drafters=None if no_costs else drafter or (),
@@ -118,102 +117,60 @@ def record(
         ignore_eos=sampling.ignore_eos,
         top=top,
     )
-    path = write_log(found, out)
-    _say_log(found, path)
+    path = write_log(log, out)
+    _say_log(log, path)
     if as_json:
         figures = {
-            "texts": len(found.texts),
-            "tokens": found.num_tokens,
-            "target": found.model.name,
-            "vocab_size": found.model.vocab_size,
-            "temperature": found.rules.temperature,
-            "top": found.top,
-            "costs": sorted(found.costs),
+            "texts": len(log.texts),
+            "tokens": log.num_tokens,
+            "target": log.model.name,
+            "vocab_size": log.model.vocab_size,
+            "temperature": log.rules.temperature,
+            "top": log.top,
+            "costs": sorted(log.costs),
             "file": str(path),
             "bytes": path.stat().st_size,
         }
         print(json.dumps(figures))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Networks:
-    """A target and what drafts for it, in memory, for decoders of several configurations.
-
-    `plain` is a decoder of both, and `head` the drafter of a head in the draft model's place, with
-    its folder.
-    """
-
-    plain: Decoder
-    name: str
-    backend: str
-    head: str | None
-
-    @property
-    def target(self) -> Any:  # noqa: ANN401 (a model with a network of the host)
-        """The target as this library runs it."""
-        return self.plain.components.target
-
-    @property
-    def identity(self) -> ModelIdentity:
-        """Facts about the target that a log holds."""
-        return identity_of(self.target.network, self.plain.tokenizer, self.name)
-
-    @property
-    def draft(self) -> SequenceModel | None:
-        """The draft model, if there is one."""
-        return next(iter(self.plain.components.draft_models), None)
-
-    def own_target(self) -> SequenceModel:
-        """Return the target once more, same weights.
-
-        A drafter may have it keep hidden states, which others need not pay for.
-        """
-        return as_sequence_model(self.target.network, backend=self.backend)
-
-    def decoder(self, configuration: Configuration) -> Decoder:
-        """Return a decoder of some components; the given head drafts by default, or where one is named."""
-        text = configuration.drafter
-        drafter = self.head if text is None else with_head(text, self.head)
-        chosen = replace(configuration, drafter=drafter)
-        target = self.own_target() if chosen.takes_target else self.target
-        return Decoder(
-            chosen.components(target, self.draft),
-            tokenizer=self.plain.tokenizer,
-            eos_ids=self.plain.eos_ids,
-            max_batch_size=1,
-            chat=self.plain.chat_format,
-        )
-
-    def further(self, drafters: Sequence[str]) -> list[str]:
-        """Return the given head, and drafters with that head filled in."""
-        filled = (with_head(text, self.head) for text in drafters)
-        return list(dict.fromkeys([*([] if self.head is None else [self.head]), *filled]))
-
-    def costs(self, drafters: Sequence[str]) -> dict[str, Any]:
-        """Measure rounds of the usual drafters and of further ones, or of the parts of a pool."""
-        singles = dict.fromkeys(one for text in drafters for one in drafters_in(text))
-        more = [Configuration(drafter=one) for one in singles if one not in TIMED]
-        pairs = [(one, self.own_target() if one.takes_target else self.target) for one in more]
-        return measured_costs(self.target, self.draft, pairs)
+def identity(pair: Pair) -> ModelIdentity:
+    """Return the facts about the target that a log holds."""
+    name = str(pair.names["target"])
+    is_built_in = name == str(built_in("target"))
+    return identity_of(pair.target, pair.tokenizer, BUILT_IN if is_built_in else name)
 
 
-def load_networks(
-    target: str | None = None,
-    draft: str | None = None,
-    *,
-    backend: str | None = None,
-    **loading: Any,
-) -> Networks:
-    """Load target and draft model, or target and head; without names the built-in pair."""
-    with working("loading the models"):
-        source = ModelSource.of(target)
-        drafts = drafts_of(draft, source)
-        is_alone = not drafts.models and (draft is not None or not source.is_built_in)
-        source = prepare(source, backend, **loading)
-        drafter = "none" if is_alone else None
-        plain = monge_load(source, drafts.models or None, drafter=drafter, **loading)
-    chosen, head = str(source.backend), drafts.head_text
-    return Networks(plain=plain, name=target or BUILT_IN, backend=chosen, head=head)
+def decoder_of(pair: Pair, configuration: Configuration) -> Decoder:
+    """Return a decoder of some components; the given head drafts by default, or where one is named."""
+    text = configuration.drafter
+    chosen = replace(configuration, drafter=pair.head if text is None else pair.drafter(text))
+    target = pair.target_again() if chosen.takes_target else pair.target_model
+    plain = pair.decoder
+    return Decoder(
+        chosen.components(target, pair.draft_model),
+        tokenizer=plain.tokenizer,
+        eos_ids=plain.eos_ids,
+        max_batch_size=1,
+        chat=plain.chat_format,
+    )
+
+
+def further_drafters(pair: Pair, drafters: Sequence[str]) -> list[str]:
+    """Return the given head, and drafters with that head filled in."""
+    heads = [] if pair.head is None else [pair.head]
+    return list(dict.fromkeys([*heads, *map(pair.drafter, drafters)]))
+
+
+def _costs(pair: Pair, drafters: Sequence[str]) -> dict[str, Any]:
+    """Measure rounds of the usual drafters and of further ones, or of the parts of a pool."""
+    singles = dict.fromkeys(single for text in drafters for single in drafters_in(text))
+    more = [Configuration(drafter=single) for single in singles if single not in TIMED]
+    pairs = [
+        (configuration, pair.target_again() if configuration.takes_target else pair.target_model)
+        for configuration in more
+    ]
+    return measured_costs(pair.target_model, pair.draft_model, pairs)
 
 
 def load_draft(log: LawLog, draft: str | None, **loading: Any) -> SequenceModel | None:
@@ -238,7 +195,7 @@ def load_draft(log: LawLog, draft: str | None, **loading: Any) -> SequenceModel 
 
 
 def recorded(
-    networks: Networks,
+    pair: Pair,
     prompts: Sequence[Prompt],
     rules: SamplingRules,
     *,
@@ -248,37 +205,37 @@ def recorded(
     """Record texts and laws of prompts, by task, and times.
 
     Args:
-        networks: The target and what drafts for it.
+        pair: The target and what drafts for it.
         prompts: The prompts.
         rules: Sampling rules of texts and laws.
         drafters: Timed beside the usual ones; `None` times nothing.
         **recording: As for `record_log`.
     """
-    decoder, tokenizer = networks.decoder(Configuration()), networks.plain.tokenizer
+    decoder = decoder_of(pair, Configuration())
     grouped: dict[str, list[str | Sequence[int]]] = {}
     for prompt in prompts:
         grouped.setdefault(prompt.task, []).append(written(prompt, decoder.encode_chat))
-    say_raw_text(tokenizer, prompts, "a *.jsonl file may hold `messages`")
+    say_raw_text(pair.tokenizer, prompts, "a *.jsonl file may hold `messages`")
     with working() as work:
         on_text = work.stage("target writes", len(prompts)).advance
-        model = networks.identity
+        model = identity(pair)
         log = record_log(decoder, grouped, model=model, rules=rules, on_text=on_text, **recording)
         if drafters is not None:
             with work.waiting("measuring costs"):
-                log = replace(log, costs=networks.costs(networks.further(drafters)))
-    about = provenance(networks.target.network.device) | {"backend": networks.backend}
+                log = replace(log, costs=_costs(pair, further_drafters(pair, drafters)))
+    about = provenance(pair.target.device) | {"backend": str(pair.backend)}
     return replace(log, about=about)
 
 
-def _say_log(found: LawLog, path: Path) -> None:
+def _say_log(log: LawLog, path: Path) -> None:
     laws = "complete laws"
-    if found.top is not None:
-        top = counted(found.top, "most probable token")
+    if log.top is not None:
+        top = counted(log.top, "most probable token")
         laws = f"the {top} of each law, the rest as one"
-    costs = f"costs of {', '.join(sorted(found.costs))}" if found.costs else "no costs"
-    texts, tokens = counted(len(found.texts), "text"), counted(found.num_tokens, "token")
+    costs = f"costs of {', '.join(sorted(log.costs))}" if log.costs else "no costs"
+    texts, tokens = counted(len(log.texts), "text"), counted(log.num_tokens, "token")
     size = f"{path.stat().st_size / 1e6:.1f} MB"
-    show(f"{path}: {texts} of {found.model.name}, {tokens}, {laws}, {costs}, {size}")
+    show(f"{path}: {texts} of {log.model.name}, {tokens}, {laws}, {costs}, {size}")
     show(f"next: monge replay run {path}", "dim")
 
 
@@ -313,23 +270,22 @@ def run(
         monge replay run run.mlog --tree "chain(2)" --tree "chain(6)" --verifier single_draft --verifier block
         monge replay run run.mlog --tree "chain(8)" --controller fixed --controller on_the_fly --json
     """
-    quiet_host()
     options.check_out_folder(out)
     options.check_positive(repeats=repeats)
-    found = read_log(log)
+    laws_log = read_log(log)
     if check_target is not None:
         with working("loading the target"):
             source = prepare(ModelSource.of(check_target), "eager")
             network, tokenizer = load_network(source), load_tokenizer(source)
-            found.check_model(identity_of(network, tokenizer, check_target), "the target")
+            laws_log.check_model(identity_of(network, tokenizer, check_target), "the target")
     parts = {name: getattr(load, name) for name in MANY} | {"controller": controller}
     laws = {name: [getattr(load, name)] for name in ("draft_temperature", "draft_top_k")}
     chosen = list(grid(**parts, **laws))
     with working("loading the draft model"):
-        model = load_draft(found, load.draft, dtype=load.dtype, device=load.device)
+        model = load_draft(laws_log, load.draft, dtype=load.dtype, device=load.device)
     with working() as work:
-        advance = work.stage("replaying", len(chosen) * len(found.texts) * repeats).advance
-        document = compare(chosen, found, model, repeats=repeats, seed=seed, on_text=advance)
+        advance = work.stage("replaying", len(chosen) * len(laws_log.texts) * repeats).advance
+        document = compare(chosen, laws_log, model, repeats=repeats, seed=seed, on_text=advance)
     file = write_document(document, out, "replay.json")
     show_replay(document, markdown=markdown)
     show(f"written: {file}")
@@ -343,15 +299,15 @@ def show_replay(document: dict[str, Any], *, markdown: bool = False) -> None:
     """Print the table, and the reasons of what could not be replayed."""
     replayed = document["replayed"]
     print_tables(_tables(replayed) if replayed else [], markdown=markdown)
-    if any(found["stands_in"] for found in replayed):
+    if any(figures["stands_in"] for figures in replayed):
         show(
             "compact log: rejected candidates stand in for those that complete laws would give; "
             "acceptance is exact",
             "dim",
         )
-    for found in replayed:
-        if found["untimed"] is not None:
-            show(f"{found['label']}: {found['untimed']}", "dim")
+    for figures in replayed:
+        if figures["untimed"] is not None:
+            show(f"{figures['label']}: {figures['untimed']}", "dim")
     for refused in document["refused"]:
         show(f"{refused['label']}: {refused['reason']}", "yellow")
 
@@ -360,21 +316,21 @@ def _tables(replayed: Sequence[dict[str, Any]]) -> list[Table]:
     """Return the main figures of every configuration, and those by kind of text if there are several."""
     columns = ("tokens a round", "tokens/s", "speed-up", "depth")
     whole = plain_table("replayed without the target", "configuration", columns)
-    tags = list(dict.fromkeys(tag for found in replayed for tag in found["tags"]))
+    tags = list(dict.fromkeys(tag for figures in replayed for tag in figures["tags"]))
     by_tag = plain_table("tokens a round (and speed-up) by kind of text", "configuration", tags)
-    for found in replayed:
+    for figures in replayed:
         whole.add_row(
-            found["label"],
-            "{mean:.3f} ({low:.2f}..{high:.2f})".format(**found["block_efficiency"]),
-            _mean(found["tokens_per_s"], ".1f"),
-            _mean(found["speedup"], ".2f", "x"),
-            f"{found['mean_depth']:.1f}",
+            figures["label"],
+            "{mean:.3f} ({low:.2f}..{high:.2f})".format(**figures["block_efficiency"]),
+            _mean(figures["tokens_per_s"], ".1f"),
+            _mean(figures["speedup"], ".2f", "x"),
+            f"{figures['mean_depth']:.1f}",
         )
         cells = (
-            f"{_mean(own['block_efficiency'], '.2f')} ({_mean(own['speedup'], '.2f', 'x')})"
-            for own in (found["tags"][tag] for tag in tags)
+            f"{_mean(of_tag['block_efficiency'], '.2f')} ({_mean(of_tag['speedup'], '.2f', 'x')})"
+            for of_tag in (figures["tags"][tag] for tag in tags)
         )
-        by_tag.add_row(found["label"], *cells)
+        by_tag.add_row(figures["label"], *cells)
     return [whole, by_tag] if len(tags) > 1 else [whole]
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from monge.cli import options
-from monge.cli.console import quiet_host, say
+from monge.cli.console import say
 from monge.cli.generate import loaded, say_memory, say_parts
 from monge.cli.options import set_threads
 from monge.core.errors import OptionError
@@ -50,7 +50,6 @@ def serve(
         torchrun --nproc-per-node 2 -m monge serve ./my-target ./my-draft --tensor-parallel
         monge serve ./my-target --ray --address auto --autoscale 1:8 --gpus-per-replica 1
     """
-    quiet_host()
     import monge.serve  # noqa: F401 (it says which packages it lacks)
 
     _check_ray(settings)
@@ -142,12 +141,12 @@ def _serve_with_ray(load: LoadOptions, settings: ServeOptions) -> None:
     given = changed(load) | changed(settings) | hosts
     if settings.autoscale is not None:
         given["autoscale"] = range_of(settings.autoscale)
-    args = AppArgs(**{name: one for name, one in given.items() if name in AppArgs.model_fields})
+    args = AppArgs(**{name: value for name, value in given.items() if name in AppArgs.model_fields})
     ray = require_ray("serve")
     application, serve = app_from(args), ray.serve
-    is_ours, told = connect(settings.address), threading.Event()
+    is_ours, stop = connect(settings.address), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
+        signal.signal(number, lambda *_: stop.set())
     try:
         serve.start(
             http_options={"host": settings.host, "port": settings.port},
@@ -155,7 +154,7 @@ def _serve_with_ray(load: LoadOptions, settings: ServeOptions) -> None:
         )
         serve.run(application, name=_APPLICATION, route_prefix="/")
         say(f"serving at http://{settings.host}:{settings.port}/v1")
-        told.wait()
+        stop.wait()
     finally:
         serve.delete(_APPLICATION)
         if is_ours:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from monge.bench.provenance import versions
 from monge.cli import options
-from monge.cli.console import quiet_host, say
+from monge.cli.console import say
 from monge.cli.progress import Stage, working
 from monge.core.errors import OptionError
 from monge.engine.chat_format import ChatFormat, TemplateFormat, chat_format
@@ -23,7 +23,7 @@ from monge.options import OUTPUT, RUNNING, LoadOptions, changed, option
 from monge.prompts import Prompt, as_message, encode, read_prompts, shipped
 from monge.training.chain import Weights
 from monge.training.eagle3 import DRAFT_VOCABULARY, faster_copy, train_eagle3
-from monge.training.loop import Outcome, Progress, Recipe, Watch
+from monge.training.loop import TRAINING, Outcome, Progress, Recipe, Watch
 from monge.training.own_text import (
     AnswerSettings,
     TextSettings,
@@ -34,9 +34,7 @@ from monge.training.own_text import (
 from monge.training.shape import HeadSettings, make_head
 
 TEXT: Final = "Text"
-TRAINING: Final = "Training"
 MIXED: Final = {"none": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_USUAL: Final = Recipe()
 _training: Final = options.panel(TRAINING)
 _text: Final = options.panel(TEXT)
 _KEPT: Final = "interrupted; what was done so far is saved, the same command goes on"
@@ -56,26 +54,11 @@ class TrainOptions:
         kind=Path,
     )
     tokens: int = option(TextSettings().num_tokens, TEXT, "Tokens to fit.")
-    steps: int = option(_USUAL.steps, TRAINING, "Most training steps.")
-    batch: int = option(_USUAL.batch_size, TRAINING, "Positions of a training step.")
-    learning_rate: float = option(_USUAL.learning_rate, TRAINING, "At its peak.")
-    seed: int = option(_USUAL.seed, TRAINING, "Of text and training.")
 
     @property
     def prompts(self) -> Sequence[Prompt]:
         """The prompts of the data, or the shipped ones."""
-        return [one for path in self.data for one in read_prompts(path)] or shipped()
-
-    @property
-    def recipe(self) -> Recipe:
-        """Settings of the training, with twenty evaluations of a long one: more would be noise."""
-        return Recipe(
-            steps=self.steps,
-            batch_size=self.batch,
-            learning_rate=self.learning_rate,
-            seed=self.seed,
-            evaluate_every=max(_USUAL.evaluate_every, self.steps // 20),
-        )
+        return [prompt for path in self.data for prompt in read_prompts(path)] or shipped()
 
 
 @options.command(only=options.NETWORK)
@@ -87,12 +70,8 @@ def shape(
     as_it_is: bool = options.switch(
         "--as-it-is", TEXT, "Fit the data itself instead of what the target makes of it."
     ),
-    preset: str = _training(HeadSettings().preset, "ridge (no training), paper, branch."),
-    alignment: str = _training(HeadSettings().alignment, "none, gaussian, sinkhorn_anchors."),
-    num_steps: int = _training(HeadSettings().num_steps, "Steps that are predicted."),
-    width: int | None = _training(
-        None, "Rank of a step's residual.", "the hidden size, at most 1024"
-    ),
+    recipe: Recipe,
+    settings: HeadSettings,
     sinkhorn: float = _training(Weights().sinkhorn, "Weight of the divergence."),
     mixed: str | None = _training(None, "Autocast: none, bfloat16, float16.", "bfloat16 on cuda"),
 ) -> None:
@@ -111,29 +90,23 @@ def shape(
     """
     if mixed is not None and mixed not in MIXED:
         raise OptionError(f"--mixed: {mixed!r} is none of {', '.join(MIXED)}")
-    settings = HeadSettings(
-        preset=preset,
-        alignment=alignment,
-        num_steps=num_steps,
-        width=width,
-        recipe=replace(common.recipe, weights=replace(Weights(), sinkhorn=sinkhorn)),
-    )
-
-    text = replace(TextSettings(), num_tokens=common.tokens, seed=common.seed)
+    recipe = replace(_looking(recipe), weights=replace(Weights(), sinkhorn=sinkhorn))
+    settings = replace(settings, recipe=recipe)
+    text = replace(TextSettings(), num_tokens=common.tokens, seed=recipe.seed)
     network, tokenizer, chat = _opened(out, load, common)
     encoded = (
-        encode(tokenizer, one.text) if one.messages is None else chat.encode(one.messages)
-        for one in common.prompts
+        encode(tokenizer, prompt.text) if prompt.messages is None else chat.encode(prompt.messages)
+        for prompt in common.prompts
     )
     prompts = [ids for ids in encoded if ids]
-    with working() as work, Interrupts(settings.recipe) as interrupts:
+    with working() as work, Interrupts(recipe) as interrupts:
         if as_it_is:
             rows = cut_rows(prompts, text.row_length)[: text.num_rows]
         else:
             writing = work.stage("writing rows", text.num_rows, is_begun=False)
             rows = write_own_text(network, prompts, text, out, writing.advance)
         read = work.stage("reading rows", len(rows), is_begun=False)
-        trained = work.stage("training steps", settings.recipe.steps, is_begun=False)
+        trained = work.stage("training steps", recipe.steps, is_begun=False)
         outcome = make_head(
             network,
             rows,
@@ -160,6 +133,7 @@ def eagle3(
         "none",
     ),
     answer_tokens: int = _text(AnswerSettings().num_tokens, "Most tokens of an answer."),
+    recipe: Recipe,
     draft_vocabulary: int = _training(
         DRAFT_VOCABULARY, "Tokens that the head drafts, the most frequent ones."
     ),
@@ -185,8 +159,8 @@ def eagle3(
     )
     network, tokenizer, chat = _opened(out, load, common)
     shown = [] if own_prompts is not None and not common.data else common.prompts
-    prompts = [chat.encode(as_message(one, system).messages or ()) for one in shown]
-    recipe = common.recipe
+    prompts = [chat.encode(as_message(prompt, system).messages or ()) for prompt in shown]
+    recipe = _looking(recipe)
     with working() as work, Interrupts(recipe) as interrupts:
         if own_prompts is not None:
             if not isinstance(chat, TemplateFormat):
@@ -204,7 +178,7 @@ def eagle3(
                 seed=recipe.seed,
                 on_rows=work.stage("writing prompts", own_prompts, is_begun=False).advance,
             )
-            prompts += [chat.encode([*before, {"role": "user", "content": one}]) for one in turns]
+            prompts += [chat.encode([*before, {"role": "user", "content": turn}]) for turn in turns]
         read, writing, trained = (
             work.stage(name, total, is_begun=False)
             for name, total in (
@@ -218,7 +192,7 @@ def eagle3(
             prompts,
             out,
             recipe=recipe,
-            answers=replace(AnswerSettings(), num_tokens=answer_tokens, seed=common.seed),
+            answers=replace(AnswerSettings(), num_tokens=answer_tokens, seed=recipe.seed),
             draft_vocabulary=draft_vocabulary,
             num_steps=num_steps,
             watch=interrupts.watch(read, trained),
@@ -232,7 +206,6 @@ def _opened(
     out: Path, load: LoadOptions, common: TrainOptions
 ) -> tuple[PreTrainedModel, Any, ChatFormat]:
     """Load the target with its tokenizer and its way of writing messages."""
-    quiet_host()
     options.set_threads(common.threads)
     options.check_out_folder(out)
     loading = changed(load)
@@ -240,6 +213,11 @@ def _opened(
     with working("loading the models"):
         network, tokenizer = load_network(source, **loading), load_tokenizer(source)
     return network, tokenizer, chat_format(tokenizer, is_built_in=source.is_built_in)
+
+
+def _looking(recipe: Recipe) -> Recipe:
+    """Return a recipe with twenty evaluations of a long training: more would be noise."""
+    return replace(recipe, evaluate_every=max(recipe.evaluate_every, recipe.steps // 20))
 
 
 def _about(load: LoadOptions) -> dict[str, Any]:

@@ -10,12 +10,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import busy_note
 from monge.cli import options
-from monge.cli.console import quiet_host, say, show, write_document
+from monge.cli.console import say, show, write_document
 from monge.cli.options import option, panel, switch
 from monge.cli.progress import working
-from monge.cli.replay import LENGTH, Networks, load_networks, recorded, show_replay
+from monge.cli.replay import LENGTH, decoder_of, further_drafters, recorded, show_replay
 from monge.config import write_config
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
@@ -92,45 +93,45 @@ def tune(
         monge tune --target ./my-target --draft ./my-draft --prompts mine.txt --json
         monge tune --draft my-head --drafter suffix --drafter "pool('ngram', 'head')"
     """
-    quiet_host()
     options.check_positive(max_prompts=max_prompts, repeats=repeats)
     options.check_out_folder(out)
     options.check_out_file(save, "--save")
     shown = (read_prompts(prompts) if prompts else shipped(per_task=1))[:max_prompts]
     if load.draft is None:
         load = replace(load, draft=ModelSource.of(load.target).head)
-    networks = load_networks(**changed(load))
-    if isinstance(networks.plain.chat_format, TemplateFormat):
-        if any(one.messages is None for one in shown):
+    with working("loading the models"):
+        pair = load_pair(**changed(load))
+    if isinstance(pair.decoder.chat_format, TemplateFormat):
+        if any(prompt.messages is None for prompt in shown):
             say("this model has a chat template: prompts are written as messages", "dim")
         shown = tuple(map(as_message, shown))
     rules = SamplingRules(temperature=sampling.temperature)
-    further = networks.further([*FREE, *(drafter or ())])
+    further = further_drafters(pair, [*FREE, *(drafter or ())])
     recording = {"seed": seed, "max_new_tokens": sampling.max_new_tokens}
-    found = recorded(networks, shown, rules, drafters=further, **recording)
-    found, shown = _without_short(found, shown)
+    log = recorded(pair, shown, rules, drafters=further, **recording)
+    log, shown = _without_short(log, shown)
     with working() as work:
         stage = work.stage("replaying")
         document = search(
-            found,
-            networks.draft,
+            log,
+            pair.draft_model,
             repeats=repeats,
             seed=seed,
-            target=networks.own_target() if further else None,
+            target=pair.target_again() if further else None,
             drafters=further,
             on_text=stage.advance,
             on_grid=partial(stage.restart, "replaying"),
         )
         replayed = document["replayed"]
-        measured = _confirmed(networks, shown, replayed, found, seed=seed) if confirm else []
-    fastest = max(measured, key=lambda one: one["tokens_per_s"]) if measured else replayed[0]
+        measured = _confirmed(pair, shown, replayed, log, seed=seed) if confirm else []
+    fastest = max(measured, key=lambda entry: entry["tokens_per_s"]) if measured else replayed[0]
     best, predicted = Configuration(**fastest["configuration"]), replayed[0]
     document |= {
         "predicted_best": predicted["configuration"],
         "best": best.settings,
         "measured": measured,
     }
-    files = [write_log(found, out / "run.mlog"), write_document(document, out, "tune.json")]
+    files = [write_log(log, out / "run.mlog"), write_document(document, out, "tune.json")]
     show_replay(document | {"replayed": replayed[:8]}, markdown=markdown)
     expected = _show_expected(document, best)
     settings = _settings(best, changed(load))
@@ -143,7 +144,7 @@ def tune(
         write_config(save, settings, about)
         files.append(save)
     show("written: " + ", ".join(map(str, files)))
-    if networks.head is None:
+    if pair.head is None:
         loading = _written(options.given(target=load.target, device=load.device))
         data = "questions.jsonl" if prompts is None else shlex.quote(str(prompts))
         show(
@@ -153,7 +154,7 @@ def tune(
         )
     show(busy_note(), "yellow")
     asking = f" --temperature {sampling.temperature:g}" if sampling.temperature else ""
-    asking += " --chat" if any(one.messages is not None for one in shown) else ""
+    asking += " --chat" if any(prompt.messages is not None for prompt in shown) else ""
     chosen = settings if save is None else {"config": str(save)}
     call = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
     show(f"use it:   monge generate PROMPT{_written(chosen)}{asking}", "bold")
@@ -168,14 +169,16 @@ def _show_expected(document: dict[str, Any], best: Configuration) -> str:
     replayed, measured = document["replayed"], document["measured"]
     speed = f"{replayed[0]['tokens_per_s']['mean']:.1f} tokens/s"
     show(f"\nbest by prediction: {replayed[0]['label']}, {speed}", "bold")
-    speeds = {json.dumps(one["configuration"]): one["tokens_per_s"] for one in measured}
+    speeds = {json.dumps(entry["configuration"]): entry["tokens_per_s"] for entry in measured}
     plain = speeds.get(json.dumps(PLAIN.settings))
-    for one in measured:
-        times = "" if plain is None else f", {one['tokens_per_s'] / plain:.2f} times plain decoding"
-        show(f"measured: {one['label']}: {one['tokens_per_s']:.1f} tokens/s{times}")
+    for entry in measured:
+        times = (
+            "" if plain is None else f", {entry['tokens_per_s'] / plain:.2f} times plain decoding"
+        )
+        show(f"measured: {entry['label']}: {entry['tokens_per_s']:.1f} tokens/s{times}")
     if measured:
         show(f"best by the clock: {best.label}", "bold")
-    gain = next(one["speedup"] for one in replayed if one["configuration"] == best.settings)
+    gain = next(entry["speedup"] for entry in replayed if entry["configuration"] == best.settings)
     interval = f"95% interval over texts {gain['low']:.2f} to {gain['high']:.2f}"
     expected = f"{gain['mean']:.2f} times plain decoding, {interval}"
     if plain is None:
@@ -190,18 +193,18 @@ def _without_short(log: LawLog, prompts: Sequence[Prompt]) -> tuple[LawLog, Sequ
     long = [len(text.token_ids) >= min(SHORTEST, text.max_new_tokens) for text in log.texts]
     if all(long):
         return log, placed
-    told = f"{long.count(False)} of {len(long)} texts ended within {SHORTEST} tokens"
+    reason = f"{long.count(False)} of {len(long)} texts ended within {SHORTEST} tokens"
     if not any(long):
         raise OptionError(
-            f"{told}, which shows nothing about drafters; give prompts that the target answers at "
+            f"{reason}, which shows nothing about drafters; give prompts that the target answers at "
             "length: --prompts"
         )
-    say(f"{told} and are left out", "yellow")
+    say(f"{reason} and are left out", "yellow")
     return replace(log, texts=tuple(compress(log.texts, long))), tuple(compress(placed, long))
 
 
 def _confirmed(
-    networks: Networks,
+    pair: Pair,
     prompts: Sequence[Prompt],
     replayed: Sequence[dict[str, Any]],
     log: LawLog,
@@ -209,14 +212,14 @@ def _confirmed(
     seed: int,
 ) -> list[dict[str, Any]]:
     """Measure the best configurations and plain decoding, in turns, so that a slow minute slows all."""
-    best = [Configuration(**one["configuration"]) for one in replayed[:CONFIRMING]]
+    best = [Configuration(**entry["configuration"]) for entry in replayed[:CONFIRMING]]
     chosen = best if PLAIN in best else [*best, PLAIN]
-    decoders = [networks.decoder(configuration) for configuration in chosen]
+    decoders = [decoder_of(pair, configuration) for configuration in chosen]
     speeds: list[list[float]] = [[] for _ in chosen]
     with working() as work:
         advance = work.stage("measuring", CONFIRMING * len(chosen) * len(prompts)).advance
         for turn in range(CONFIRMING):
-            for decoder, found in zip(decoders, speeds, strict=True):
+            for decoder, speeds_of in zip(decoders, speeds, strict=True):
                 tokens, seconds = 0, 0.0
                 for number, prompt in enumerate(prompts):
                     (result,) = decoder.generate(
@@ -229,10 +232,14 @@ def _confirmed(
                     seconds += result.stats.decode_s
                     advance()
                 if turn > 0:  # the first turn warms up
-                    found.append(tokens / seconds)
+                    speeds_of.append(tokens / seconds)
     return [
-        {"label": one.label, "configuration": one.settings, "tokens_per_s": median(found)}
-        for one, found in zip(chosen, speeds, strict=True)
+        {
+            "label": configuration.label,
+            "configuration": configuration.settings,
+            "tokens_per_s": median(speeds_of),
+        }
+        for configuration, speeds_of in zip(chosen, speeds, strict=True)
     ]
 
 

@@ -12,11 +12,10 @@ _FOLDER: Final = Path(__file__).parent
 FILES: Final[Mapping[str, tuple[str, str]]] = {
     "/": ("index.html", "text/html"),
     "/page/page.css": ("page.css", "text/css"),
-    "/page/view.js": ("view.js", "text/javascript"),
-    "/page/client.js": ("client.js", "text/javascript"),
-    "/page/markdown.js": ("markdown.js", "text/javascript"),
-    "/page/chat.js": ("chat.js", "text/javascript"),
-    "/page/app.js": ("app.js", "text/javascript"),
+    **{
+        f"/page/{name}.js": (f"{name}.js", "text/javascript")
+        for name in ("view", "client", "markdown", "chat", "app")
+    },
 }
 """Name and type of the file at each path of a server."""
 _POLICY: Final = "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'"

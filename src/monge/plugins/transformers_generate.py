@@ -1,12 +1,13 @@
 """The loop of this library inside `transformers`: `speculate`, `accelerate` and `generate`."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MethodType
-from typing import Any, Final
+from typing import Any, Final, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,7 +24,7 @@ from transformers.generation.stopping_criteria import (
     MaxLengthCriteria,
     StopStringCriteria,
 )
-from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerationMixin
 
 from monge.api import drafts_of, make_components
 from monge.control.base import SharedState
@@ -49,12 +50,8 @@ from monge.plugins.transformers_refusals import (
 from monge.plugins.transformers_training import in_evaluation
 
 _OPTIONS: Final = frozenset({*PARTS, "seed"})
-_POSITIONAL: Final = (
-    *("inputs", "generation_config", "logits_processor", "stopping_criteria"),
-    *("prefix_allowed_tokens_fn", "synced_gpus", "assistant_model", "streamer"),
-    *("negative_prompt_ids", "negative_prompt_attention_mask", "custom_generate"),
-)
-"""Arguments of the host's `generate`, in its order."""
+_HOST: Final = inspect.signature(cast("Any", GenerationMixin).generate)
+"""Arguments of the host's `generate`."""
 _A_MODEL: Final = "a model of transformers (for a pipeline: pipe.model)"
 _LEARNED: Final[WeakKeyDictionary[Any, dict[str, SharedState]]] = WeakKeyDictionary()
 """State of controllers by model and options, since no decoder outlives a call.
@@ -363,14 +360,12 @@ class _Generate:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
-        if len(arguments) > len(_POSITIONAL):
-            raise TypeError(
-                f"generate: {len(arguments)} positional arguments, at most {len(_POSITIONAL)}"
-            )
-        named = dict(zip(_POSITIONAL, arguments, strict=False))
-        if twice := sorted(named.keys() & settings.keys()):
-            raise TypeError(f"generate: got several values for {', '.join(twice)}")
-        settings |= named
+        try:
+            named = _HOST.bind(self.model, *arguments, **settings).arguments
+        except TypeError as error:
+            raise TypeError(f"generate: {error}") from None
+        settings = named.pop("kwargs", {}) | named
+        del settings["self"]
         options = self.options | {name: settings.pop(name) for name in _OPTIONS & settings.keys()}
         # The class has the `generate` that this one hides.
         plain: Callable[..., Any] = MethodType(type(self.model).generate, self.model)

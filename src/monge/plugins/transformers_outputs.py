@@ -91,7 +91,10 @@ class Replay:
         self._rows[row] = completion_ids
         if self.visited:
             self.visited[row].grow(completion_ids)
-        while any(self._running) and not any(map(self._is_late, range(len(self._rows)))):
+        while any(self._running) and not any(
+            self.needs(place) and len(tokens) <= self.num_settled
+            for place, tokens in enumerate(self._rows)
+        ):
             self._settle()
 
     def needs(self, row: int) -> bool:
@@ -105,9 +108,6 @@ class Replay:
         return torch.stack(
             [pairs[0][which] if pairs else torch.zeros_like(like) for pairs in columns]
         )
-
-    def _is_late(self, row: int) -> bool:
-        return self.needs(row) and len(self._rows[row]) <= self.num_settled
 
     def _settle(self) -> None:
         index = self.num_settled

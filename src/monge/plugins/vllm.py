@@ -5,7 +5,7 @@ the V2 runner has no such hook. vLLM verifies the tokens itself, as one chain pe
 one-hot draft laws: drafts change the speed only.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -85,38 +85,6 @@ class HostRow:
         return draft, verdict, record
 
 
-class Rows:
-    """Recent requests by text: the host reorders rows between steps and passes no ids."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[bytes, list[HostRow]] = {}
-        self._step = 0
-
-    def put(self, row: HostRow) -> None:
-        """Store a row until its text has grown."""
-        row.last_step = self._step
-        self._waiting.setdefault(row.text.tobytes(), []).append(row)
-
-    def take(self, text: np.ndarray) -> HostRow | None:
-        """Remove and return a row with this text. Rows with equal texts are interchangeable."""
-        rows = self._waiting.get(text.tobytes())
-        return rows.pop(0) if rows else None
-
-    def forgotten(self) -> list[HostRow]:
-        """End the step; drop and return rows that have not been seen recently."""
-        self._step += 1
-        late = [row for row in self if self._step - row.last_step > PATIENCE]
-        self._waiting = {
-            text: kept
-            for text, rows in self._waiting.items()
-            if (kept := [row for row in rows if row not in late])
-        }
-        return late
-
-    def __iter__(self) -> Iterator[HostRow]:
-        return (row for rows in self._waiting.values() for row in rows)
-
-
 class Proposer:
     """Drafts for vLLM.
 
@@ -144,8 +112,9 @@ class Proposer:
         self._controller = _controller(settings["controller"])
         self._num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self._max_length = int(vllm_config.model_config.max_model_len)
-        self._rows = Rows()
-        self._shared, self._num_requests = SharedState(), 0
+        # By text: the host reorders rows between steps and passes no ids.
+        self._rows: dict[bytes, list[HostRow]] = {}
+        self._shared, self._num_requests, self._step = SharedState(), 0, 0
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Called by vLLM; there is no network to load."""
@@ -183,9 +152,21 @@ class Proposer:
             self._draft(rows)
         for place, row in zip(places, rows, strict=True):
             proposed[place] = row.draft_tokens
-        for row in self._rows.forgotten():
-            self._drafter.close(row.context)
+        self._forget()
         return proposed
+
+    def _forget(self) -> None:
+        """End the step, and drop the rows that have not been seen recently."""
+        self._step += 1
+        for text, rows in list(self._rows.items()):
+            recent = [row for row in rows if self._step - row.last_step <= PATIENCE]
+            for row in rows:
+                if row not in recent:
+                    self._drafter.close(row.context)
+            if recent:
+                self._rows[text] = recent
+            else:
+                del self._rows[text]
 
     def _follow(
         self, texts: Sequence[np.ndarray], sampled: Sequence[tuple[int, ...]]
@@ -200,7 +181,8 @@ class Proposer:
                     "vllm: a row's text does not end with the tokens that it committed; this vLLM "
                     "is not supported"
                 )
-            if (row := self._rows.take(text[: -len(tokens)])) is not None:
+            if same := self._rows.get(text[: -len(tokens)].tobytes()):
+                row = same.pop(0)  # rows with equal texts are interchangeable
                 known.append((row, tokens))
             else:
                 row = self._new_row(text)
@@ -248,8 +230,8 @@ class Proposer:
         contexts, states = [row.context for row in rows], [row.drafter_state for row in rows]
         drafts = self._drafter.draft(contexts, states, plans, draws)
         for row, plan, draft in zip(rows, plans, drafts, strict=True):
-            row.plan, row.draft = plan, draft.result()
-            self._rows.put(row)
+            row.plan, row.draft, row.last_step = plan, draft.result(), self._step
+            self._rows.setdefault(row.text.tobytes(), []).append(row)
 
     def _bounded(self, plan: DraftPlan, length: int) -> DraftPlan:
         # A draft of n tokens commits up to n + 1, and a text at the model's length takes none.

@@ -2,9 +2,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
+from itertools import chain, compress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -36,17 +37,12 @@ def shipped(tasks: Sequence[str] = SHIPPED, *, per_task: int | None = None) -> t
     Raises:
         OptionError: If a task is unknown, or `per_task` below 1.
     """
-    _check_count(per_task)
-    prompts: list[Prompt] = []
     for task in tasks:
         if task not in SHIPPED:
             raise unknown_name("task", task, SHIPPED)
-        text = (files("monge.prompts") / f"{task}.jsonl").read_text(encoding="utf-8")
-        prompts += [
-            Prompt(task=task, text=json.loads(line)["prompt"])
-            for line in text.splitlines()[:per_task]
-        ]
-    return tuple(prompts)
+    folder = Path(__file__).parent
+    read = (read_prompts(folder / f"{task}.jsonl", per_task=per_task) for task in tasks)
+    return tuple(chain.from_iterable(read))
 
 
 def encode(tokenizer: Any, text: str) -> tuple[int, ...]:  # noqa: ANN401 (the host's tokenizers share no type)
@@ -71,12 +67,8 @@ def interleaved(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
 
     A stream whose acceptance changes from request to request.
     """
-    turns: dict[str, int] = {}
-    placed: list[tuple[int, Prompt]] = []
-    for prompt in prompts:
-        turns[prompt.task] = turns.get(prompt.task, 0) + 1
-        placed.append((turns[prompt.task], prompt))
-    return tuple(prompt for _, prompt in sorted(placed, key=lambda item: item[0]))
+    numbered = zip(_numbers(prompts), prompts, strict=True)
+    return tuple(prompt for _, prompt in sorted(numbered, key=itemgetter(0)))
 
 
 def read_prompts(path: Path, *, per_task: int | None = None) -> tuple[Prompt, ...]:
@@ -108,7 +100,9 @@ def read_prompts(path: Path, *, per_task: int | None = None) -> tuple[Prompt, ..
         prompts = [Prompt(task=path.stem, text=line) for _, line in numbered]
     if not prompts:
         raise OptionError(f"{str(path)!r} holds no prompts; write one a line")
-    return tuple(prompts) if per_task is None else _first_of_each(prompts, per_task)
+    if per_task is not None:
+        prompts = compress(prompts, (number <= per_task for number in _numbers(prompts)))
+    return tuple(prompts)
 
 
 def asked_prompts(file: Path | None, *, per_task: int | None, default: int) -> tuple[Prompt, ...]:
@@ -132,14 +126,12 @@ def _check_count(per_task: int | None) -> None:
         )
 
 
-def _first_of_each(prompts: Sequence[Prompt], per_task: int) -> tuple[Prompt, ...]:
+def _numbers(prompts: Sequence[Prompt]) -> Iterator[int]:
+    """Number the prompts of each task from 1."""
     counts: Counter[str] = Counter()
-    kept: list[Prompt] = []
     for prompt in prompts:
         counts[prompt.task] += 1
-        if counts[prompt.task] <= per_task:
-            kept.append(prompt)
-    return tuple(kept)
+        yield counts[prompt.task]
 
 
 def _prompt_of(line: str, where: str, file: str) -> Prompt:

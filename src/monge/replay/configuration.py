@@ -70,7 +70,7 @@ class Configuration(LoadOptions):
 
 
 def grid(**choices: Sequence[Any] | None) -> Iterator[Configuration]:
-    """Yield all combinations of choices by field; an empty choice leaves the default."""
+    """Yield all combinations of choices by field, each once; an empty choice leaves the default."""
     names = list(choices)
-    for values in product(*(choices[name] or [None] for name in names)):
+    for values in product(*(dict.fromkeys(choices[name] or [None]) for name in names)):
         yield Configuration(**dict(zip(names, values, strict=True)))

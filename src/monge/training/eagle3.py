@@ -38,23 +38,6 @@ _ROWS: Final = 4  # rows of one measurement's forward
 _LAYER: Final = "midlayer"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """The frozen parts of the target that training needs.
-
-    Args:
-        embeddings: Embeddings of all tokens.
-        output: Rows of the output layer for the draft vocabulary.
-        norm: Weight of the norm before the output layer.
-        draft_ids: The draft vocabulary, ascending.
-    """
-
-    embeddings: Float[Tensor, "vocab hidden"]
-    output: Float[Tensor, "draft hidden"]
-    norm: Float[Tensor, " hidden"]
-    draft_ids: Int64[Tensor, " draft"]
-
-
 @dataclass(kw_only=True, eq=False)
 class Eagle3Trainee:
     """An EAGLE-3 head of one layer in training; `tensors` are changed in place.
@@ -72,7 +55,10 @@ class Eagle3Trainee:
 
     Args:
         fitted: Training conversations.
-        target: The frozen parts of the target.
+        embeddings: The target's embeddings of all tokens, which stay as they are.
+        output: Rows of its output layer for the draft vocabulary.
+        norm: Weight of its norm before the output layer.
+        draft_ids: The draft vocabulary, ascending.
         config: Llama-like configuration of the layer.
         num_steps: Length of a chain.
         decay: Weight of a step relative to the previous one.
@@ -85,7 +71,10 @@ class Eagle3Trainee:
     """
 
     fitted: Conversations
-    target: Target
+    embeddings: Float[Tensor, "vocab hidden"]
+    output: Float[Tensor, "draft hidden"]
+    norm: Float[Tensor, " hidden"]
+    draft_ids: Int64[Tensor, " draft"]
     config: Mapping[str, Any]
     num_steps: int = 4
     decay: float = 0.8
@@ -95,8 +84,9 @@ class Eagle3Trainee:
     tensors: dict[str, Tensor] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        fresh = initial(self.config, self.target, torch.Generator().manual_seed(self.seed))
-        device, ids = self._device, self.target.draft_ids.cpu()
+        generator = torch.Generator().manual_seed(self.seed)
+        fresh = initial(self.config, self.norm, self.output, generator)
+        device, ids = self._device, self.draft_ids.cpu()
         self.tensors = {name: part.to(device).requires_grad_() for name, part in fresh.items()}
         named = {name.replace(_LAYER, "layers.0"): part for name, part in self.tensors.items()}
         named["d2t"] = ids - torch.arange(len(ids))
@@ -139,11 +129,11 @@ class Eagle3Trainee:
         x_{t+1+n} and predicts the law of x_{t+2+n}.
         """
         rows, length = texts.token_ids.shape
-        places, ids = length - 1 - self.num_steps, self.target.draft_ids
+        places, ids = length - 1 - self.num_steps, self.draft_ids
         # A chain counts if the target wrote all the tokens that it is about.
         is_learnt = texts.is_learnt.unfold(1, self.num_steps, 1).all(dim=2)[:, 2 : 2 + places]
         learnt = is_learnt.flatten()
-        embeddings = functional.embedding(texts.token_ids, self.target.embeddings)
+        embeddings = functional.embedding(texts.token_ids, self.embeddings)
         keys: list[Tensor] = []
         values: list[Tensor] = []
         with torch.no_grad(), self._mixed():  # neighbouring steps share most places
@@ -151,7 +141,7 @@ class Eagle3Trainee:
             for number in range(self.num_steps):
                 is_read[:, 1 + number : 1 + number + places] |= is_learnt
             read_at = is_read.flatten().cumsum(0).view(rows, length) - 1
-            all_true = functional.linear(texts.last[is_read].float(), self.target.output).float()
+            all_true = functional.linear(texts.last[is_read].float(), self.output).float()
         with self._mixed():
             states = self.head.fuse(texts.features[:, :places].flatten(0, 1).float())
         for number in range(self.num_steps):
@@ -211,7 +201,7 @@ class Eagle3Trainee:
 
     @property
     def _device(self) -> torch.device:
-        return self.target.output.device
+        return self.output.device
 
 
 class _Loss(torch.autograd.Function):
@@ -238,7 +228,7 @@ class _Loss(torch.autograd.Function):
 
 
 def initial(
-    config: Mapping[str, Any], target: Target, generator: torch.Generator
+    config: Mapping[str, Any], norm: Tensor, output: Tensor, generator: torch.Generator
 ) -> dict[str, Tensor]:
     """Weights under the names of the published format.
 
@@ -251,8 +241,8 @@ def initial(
         f"{_LAYER}.hidden_norm.weight": torch.ones(hidden),
         f"{_LAYER}.input_layernorm.weight": torch.ones(hidden),
         **initial_layer(_LAYER, config, 2 * hidden, generator),
-        "norm.weight": target.norm.detach().float().cpu().clone(),
-        "lm_head.weight": target.output.detach().float().cpu().clone(),
+        "norm.weight": norm.detach().float().cpu().clone(),
+        "lm_head.weight": output.detach().float().cpu().clone(),
     }
 
 
@@ -318,7 +308,7 @@ def train_eagle3(
     ids = order[: min(draft_vocabulary, vocab)].sort().values.cpu()
     trainee = Eagle3Trainee(
         fitted=fitted,
-        target=_ends(network, ids),
+        **_ends(network, ids),
         config=layer_config(network, sizes),
         num_steps=num_steps,
         seed=recipe.seed,
@@ -375,17 +365,17 @@ def faster_copy(network: PreTrainedModel) -> PreTrainedModel:
     return copied.to(torch.bfloat16)
 
 
-def _ends(network: Any, ids: torch.Tensor) -> Target:
+def _ends(network: Any, ids: torch.Tensor) -> dict[str, Any]:
+    """Return the frozen parts of the target that training needs, see `Eagle3Trainee`."""
     norm = getattr(network.model, "norm", None)
     if norm is None:
         raise UnsupportedModelError(f"{type(network).__name__} has no norm before its output layer")
-    with torch.no_grad():
-        return Target(
-            embeddings=network.get_input_embeddings().weight.detach().float(),
-            output=network.get_output_embeddings().weight.detach()[ids].float(),
-            norm=norm.weight.detach().float(),
-            draft_ids=ids.to(network.device),
-        )
+    return {
+        "embeddings": network.get_input_embeddings().weight.detach().float(),
+        "output": network.get_output_embeddings().weight.detach()[ids].float(),
+        "norm": norm.weight.detach().float(),
+        "draft_ids": ids.to(network.device),
+    }
 
 
 def save_published(

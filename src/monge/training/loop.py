@@ -12,14 +12,17 @@ import torch
 from torch import Tensor
 
 from monge.core.errors import ModelLoadError, OptionError
+from monge.options import option
 from monge.training.chain import ChainQuality, Weights
 
 STATE: Final = "training.pt"
+TRAINING: Final = "Training"
+"""Panel of `--help`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Settings of a training.
+    """Settings of a training; some are options of `monge train`.
 
     Args:
         steps: Maximum number of steps.
@@ -36,15 +39,15 @@ class Recipe:
         OptionError: If a number is out of range.
     """
 
-    steps: int = 2000
-    batch_size: int = 512
-    learning_rate: float = 2e-3
+    steps: int = option(2000, TRAINING, "Most training steps.")
+    batch_size: int = option(512, TRAINING, "Positions of a training step.", flags=("--batch",))
+    learning_rate: float = option(2e-3, TRAINING, "At its peak.")
     warm_up: float = 0.04
     clip: float = 1.0
     weights: Weights = field(default_factory=Weights)
     evaluate_every: int = 100
     patience: int = 5
-    seed: int = 0
+    seed: int = option(0, TRAINING, "Of text and training.")
 
     def __post_init__(self) -> None:
         sizes = (self.steps, self.batch_size, self.evaluate_every, self.patience)

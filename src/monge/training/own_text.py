@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from operator import itemgetter
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from jaxtyping import Int64
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from monge.core.errors import OptionError
@@ -47,27 +48,21 @@ class AnswerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextSettings:
-    """Settings of rows of one length.
+class TextSettings(AnswerSettings):
+    """Settings of rows of one length, see `AnswerSettings`.
 
     Args:
-        num_tokens: Approximate number of tokens, including prompts.
-        row_length: Tokens per row.
-        prompt_length: Maximum tokens per prompt.
-        temperature: Sampling temperature.
-        batch_size: Rows per batch.
-        seed: Each batch derives its own seed.
+        num_tokens: Approximate number of tokens of all rows, including prompts.
 
     Raises:
         OptionError: If a number is out of range.
     """
 
     num_tokens: int = 100_000
-    row_length: int = 192
     prompt_length: int = 48
-    temperature: float = 1.0
+    temperatures: tuple[float, ...] = (1.0,)
     batch_size: int = 64
-    seed: int = 0
+    row_length: int = 192
 
     def __post_init__(self) -> None:
         is_ordered = self.num_tokens >= self.row_length > self.prompt_length >= 1
@@ -77,8 +72,8 @@ class TextSettings:
                 f"got {self.num_tokens}, {self.row_length}, {self.prompt_length} and "
                 f"{self.batch_size}"
             )
-        if not self.temperature > 0:
-            raise OptionError(f"own text: temperature must be above 0; got {self.temperature}")
+        if not min(self.temperatures) > 0:
+            raise OptionError(f"own text: temperatures must be above 0; got {self.temperatures}")
 
     @property
     def num_rows(self) -> int:
@@ -101,14 +96,7 @@ def write_own_text(
     if not prompts:
         raise OptionError("own text: there are no prompts to continue; give --data with some text")
     in_turn = list(islice(cycle(prompts), settings.num_rows))
-    answers = AnswerSettings(
-        prompt_length=settings.prompt_length,
-        temperatures=(settings.temperature,),
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        row_length=settings.row_length,
-    )
-    written = write_answers(network, in_turn, answers, folder, on_rows)
+    written = write_answers(network, in_turn, settings, folder, on_rows)
     return torch.tensor([[*prompt, *answer] for prompt, answer in written])
 
 
@@ -210,6 +198,18 @@ def write_answers(
     return [answer for _, answer in sorted(zip(places, answers, strict=True), key=itemgetter(0))]
 
 
+def left_padded(
+    rows: Sequence[Sequence[int]], device: torch.device, pad: int = 0
+) -> tuple[Int64[Tensor, "rows seq"], Int64[Tensor, "rows seq"]]:
+    """Return token ids and attention mask as the host wants rows of different length."""
+    token_ids = [torch.tensor(row, device=device) for row in rows]
+    masks = [torch.ones_like(row) for row in token_ids]
+    return (
+        pad_sequence(token_ids, batch_first=True, padding_value=pad, padding_side="left"),
+        pad_sequence(masks, batch_first=True, padding_side="left"),
+    )
+
+
 def _answered(
     network: PreTrainedModel,
     batch: Sequence[tuple[int, ...]],
@@ -218,10 +218,7 @@ def _answered(
     progress: "RowProgress",
 ) -> list[Answer]:
     """Answers of batch `number`, cut after their first end-of-text token or at the row's end."""
-    length, device = max(map(len, batch)), network.device
-    pads = [length - len(prompt) for prompt in batch]
-    padded = [[0] * pad + list(prompt) for pad, prompt in zip(pads, batch, strict=True)]
-    mask = [[0] * pad + [1] * (length - pad) for pad in pads]
+    token_ids, mask = left_padded(batch, network.device)
     temperature = settings.temperatures[number % len(settings.temperatures)]
     generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + number)
     draw = [] if temperature == 0 else [_Draw(temperature, generator)]
@@ -231,8 +228,8 @@ def _answered(
     generate: Any = network.generate
     with torch.inference_mode():
         written = generate(
-            torch.tensor(padded, device=device),
-            attention_mask=torch.tensor(mask, device=device),
+            token_ids,
+            attention_mask=mask,
             max_new_tokens=progress.num_tokens,
             pad_token_id=ends[0] or 0,
             eos_token_id=eos,
@@ -240,7 +237,7 @@ def _answered(
             logits_processor=LogitsProcessorList([*draw, progress]),
         )
     answers: list[Answer] = []
-    for prompt, row in zip(batch, written[:, length:].tolist(), strict=True):
+    for prompt, row in zip(batch, written[:, token_ids.shape[1] :].tolist(), strict=True):
         end = next((place + 1 for place, token in enumerate(row) if token in ends), len(row))
         if settings.row_length is not None:
             end = settings.row_length - len(prompt)
@@ -305,6 +302,8 @@ class _Draw(LogitsProcessor):
 
 
 def _digest(settings: AnswerSettings) -> str:
+    if settings.row_length is not None:  # no row depends on the number of rows
+        settings = replace(settings, num_tokens=settings.row_length)
     return hashlib.blake2b(repr(settings).encode(), digest_size=6).hexdigest()
 
 

@@ -15,6 +15,7 @@ from monge.core.errors import unknown_name
 from monge.core.model import FeatureModel
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
+from monge.options import option
 from monge.training.calibrate import (
     calibrate_alignments,
     calibrate_ridge,
@@ -23,7 +24,7 @@ from monge.training.calibrate import (
     principal_directions,
 )
 from monge.training.chain import chain_loss
-from monge.training.loop import NOBODY, Outcome, Progress, Recipe, Watch, train
+from monge.training.loop import NOBODY, TRAINING, Outcome, Progress, Recipe, Watch, train
 from monge.training.texts import (
     HELD_OUT_ROWS,
     Ends,
@@ -46,7 +47,7 @@ _SUBSPACE_STATES: Final = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSettings:
-    """Settings of a head.
+    """Settings of a head, which are options of `monge train shape`.
 
     Args:
         preset: `ridge` (no training), `paper` (gated, blind) or `branch` (gated, branched).
@@ -60,10 +61,16 @@ class HeadSettings:
         OptionError: If the preset is unknown.
     """
 
-    preset: str = "branch"
-    num_steps: int = 3
-    width: int | None = None
-    alignment: str = "gaussian"
+    preset: str = option("branch", TRAINING, "ridge (no training), paper, branch.")
+    alignment: str = option("gaussian", TRAINING, "none, gaussian, sinkhorn_anchors.")
+    num_steps: int = option(3, TRAINING, "Steps that are predicted.")
+    width: int | None = option(
+        None,
+        TRAINING,
+        "Rank of a step's residual.",
+        "the hidden size, at most 1024",
+        kind=int,
+    )
     recipe: Recipe = field(default_factory=Recipe)
 
     def __post_init__(self) -> None:
