@@ -394,8 +394,13 @@ class RequestParser:
         """Return one request for each prompt."""
         wanted = body.speculation
         drafting = wanted if isinstance(wanted, SpeculationOptions) else SpeculationOptions()
-        self._check_controller(drafting.controller)
-        options: dict[str, Any] = {"max_new_tokens": limit, "controller": drafting.controller}
+        offered, name = self._decoder.components.controllers, drafting.controller
+        if name is not None and name not in offered:
+            known = "this server's has no name; leave it out"
+            known = f"there are: {', '.join(offered)}" if offered else known
+            text = f"speculation.controller: no such controller here; {known}"
+            raise refused(text, "speculation.controller")
+        options: dict[str, Any] = {"max_new_tokens": limit, "controller": name}
         with fields_named("prompt"):
             options |= _sampling(body)
             if tools is not None:
@@ -463,14 +468,6 @@ class RequestParser:
                     f"{most} in an answer; ask for fewer {less}",
                     field,
                 )
-
-    def _check_controller(self, name: str | None) -> None:
-        offered = self._decoder.components.controllers
-        if name is not None and name not in offered:
-            known = f"there are: {', '.join(offered)}"
-            known = known if offered else "this server's has no name; leave it out"
-            text = f"speculation.controller: no such controller here; {known}"
-            raise refused(text, "speculation.controller")
 
     def _recorded(self, choices: Iterable[Request]) -> Iterable[Request]:
         if self._recorder is None:
