@@ -35,7 +35,13 @@ def open_journal(
     except OSError as error:
         raise OptionError(f"cannot write beside {str(output)!r}: {error}") from error
     with file:
-        if not _is_locked(file):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another process may have removed the file before it released the lock.
+            is_taken = os.fstat(file.fileno()).st_nlink == 0
+        except OSError:
+            is_taken = True
+        if is_taken:
             raise OptionError(f"another process is writing {str(output)!r}")
         if restart:
             file.truncate(0)
@@ -132,12 +138,3 @@ def _shard_in(line: bytes) -> tuple[int, list[str]] | None:
     except (ValueError, LookupError, TypeError):
         return None
     return (number, lines) if lines else None
-
-
-def _is_locked(file: IO[bytes]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    # Another process may have removed the file before it released the lock.
-    return os.fstat(file.fileno()).st_nlink > 0

@@ -63,7 +63,7 @@ class RetryProxy:
             return
         body = _Body(receive)
         for attempts_left in reversed(range(_MAX_ATTEMPTS)):
-            answer = _Answer(scope, body, send)
+            answer = _Attempt(scope, body, send)
             # The proxy writes into the scope.
             own_scope = {**scope, "headers": list(scope["headers"])}
             await self._app(own_scope, body.from_start(), answer.take)
@@ -117,7 +117,7 @@ class _Body:
             self._messages.clear()
 
 
-class _Answer:
+class _Attempt:
     """The answer to one attempt; its head is held until the body begins."""
 
     def __init__(self, scope: Scope, body: _Body, send: Send) -> None:

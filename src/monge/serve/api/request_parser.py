@@ -31,7 +31,8 @@ from monge.serve.api.schemas import (
     ResponsesRequest,
     SamplingRequest,
     SpeculationOptions,
-    TokenizeRequest,
+    TextRequest,
+    TokensRequest,
 )
 from monge.serve.api.tools import CallFormat, ToolUse, call_format
 
@@ -58,7 +59,7 @@ class UntriedGrammar(Exception):
 
 
 @runtime_checkable
-class Recorder(Protocol):
+class RequestRecorder(Protocol):
     """Records some of the requests that its decoder decodes; `monge.audit.recorder` has it."""
 
     decoder: Decoder
@@ -141,7 +142,7 @@ class RequestParser:
         options: ServeOptions,
         *,
         max_sequence_tokens: int,
-        recorder: Recorder | None = None,
+        recorder: RequestRecorder | None = None,
     ) -> None:
         self._decoder, self._options, self._chat = decoder, options, decoder.chat_format
         self._max_sequence_tokens, self._recorder = max_sequence_tokens, recorder
@@ -151,7 +152,7 @@ class RequestParser:
     def parse(
         self,
         content: bytes,
-        model: type[CompletionRequest | ChatRequest | ResponsesRequest],
+        model: type[TextRequest],
         request_id: str,
         *,
         ignored: set[str] | None = None,
@@ -231,11 +232,7 @@ class RequestParser:
         )
 
     def convert(
-        self,
-        content: bytes,
-        model: type[TokenizeRequest | DetokenizeRequest],
-        *,
-        ignored: set[str] | None = None,
+        self, content: bytes, model: type[TokensRequest], *, ignored: set[str] | None = None
     ) -> dict[str, Any]:
         """Return the answer to `POST /tokenize` or `POST /detokenize`.
 
@@ -397,8 +394,13 @@ class RequestParser:
         """Return one request for each prompt."""
         wanted = body.speculation
         drafting = wanted if isinstance(wanted, SpeculationOptions) else SpeculationOptions()
-        self._check_controller(drafting.controller)
-        options: dict[str, Any] = {"max_new_tokens": limit, "controller": drafting.controller}
+        offered, name = self._decoder.components.controllers, drafting.controller
+        if name is not None and name not in offered:
+            known = "this server's has no name; leave it out"
+            known = f"there are: {', '.join(offered)}" if offered else known
+            text = f"speculation.controller: no such controller here; {known}"
+            raise refused(text, "speculation.controller")
+        options: dict[str, Any] = {"max_new_tokens": limit, "controller": name}
         with fields_named("prompt"):
             options |= _sampling(body)
             if tools is not None:
@@ -466,14 +468,6 @@ class RequestParser:
                     f"{most} in an answer; ask for fewer {less}",
                     field,
                 )
-
-    def _check_controller(self, name: str | None) -> None:
-        offered = self._decoder.components.controllers
-        if name is not None and name not in offered:
-            known = f"there are: {', '.join(offered)}"
-            known = known if offered else "this server's has no name; leave it out"
-            text = f"speculation.controller: no such controller here; {known}"
-            raise refused(text, "speculation.controller")
 
     def _recorded(self, choices: Iterable[Request]) -> Iterable[Request]:
         if self._recorder is None:

@@ -357,6 +357,10 @@ class DetokenizeRequest(Strict):
     tokens: TokenIds
 
 
+TextRequest = CompletionRequest | ChatRequest | ResponsesRequest
+"""Bodies of requests for a text."""
+TokensRequest = TokenizeRequest | DetokenizeRequest
+"""Bodies of requests about tokens alone."""
 FIELD_NAMES: Final = frozenset(
     name
     for model in (

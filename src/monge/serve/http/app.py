@@ -19,7 +19,7 @@ from monge.engine.decoder import Decoder
 from monge.options import ServeOptions
 from monge.page.files import FILES, HEADERS, content_of
 from monge.serve.api.errors import ApiError, internal, of_monge
-from monge.serve.api.request_parser import Recorder
+from monge.serve.api.request_parser import RequestRecorder
 from monge.serve.api.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -102,7 +102,7 @@ def create_app(
     options: ServeOptions,
     *,
     metrics: ServerMetrics | None = None,
-    recorder: Recorder | None = None,
+    recorder: RequestRecorder | None = None,
 ) -> FastAPI:
     """Return the OpenAI-compatible application over one decoder; its scheduler starts and ends with it.
 

@@ -22,20 +22,14 @@ from monge.serve.api.bodies import check_headers
 from monge.serve.api.grammar_trials import GrammarTrials
 from monge.serve.api.request_parser import (
     ParsedRequest,
-    Recorder,
     RequestParser,
+    RequestRecorder,
     UntriedGrammar,
     fields_named,
 )
 from monge.serve.api.request_worker import RequestWorker, Result, unless_disconnected
 from monge.serve.api.responses import ResponseAnswers
-from monge.serve.api.schemas import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    ResponsesRequest,
-    TokenizeRequest,
-)
+from monge.serve.api.schemas import TextRequest, TokensRequest
 from monge.serve.api.streaming import EventStream, Outputs
 from monge.serve.observe.metrics import ServerMetrics
 from monge.serve.scheduling.generation import Output
@@ -52,7 +46,7 @@ class Service:
         *,
         options: ServeOptions,
         metrics: ServerMetrics,
-        recorder: Recorder | None = None,
+        recorder: RequestRecorder | None = None,
     ) -> None:
         self._scheduler, self._options, self._metrics = scheduler, options, metrics
         self._recorder, self._components = recorder, decoder.components
@@ -116,15 +110,10 @@ class Service:
         """Return the metrics, for Prometheus."""
         return Response(await asyncio.to_thread(self._metrics.text), media_type=CONTENT_TYPE_LATEST)
 
-    async def answer(
-        self,
-        model: type[CompletionRequest | ChatRequest | ResponsesRequest]
-        | type[TokenizeRequest | DetokenizeRequest],
-        request: Request,
-    ) -> Response:
+    async def answer(self, model: type[TextRequest | TokensRequest], request: Request) -> Response:
         """Answer a request whose body fits the model."""
         arrived = time.perf_counter()
-        if issubclass(model, TokenizeRequest | DetokenizeRequest):
+        if issubclass(model, TokensRequest):
             convert = partial(self._parser.convert, model=model)
             return JSONResponse(await self._read(request, convert))
         parse = partial(self._parser.parse, model=model, request_id=request.state.request_id)
