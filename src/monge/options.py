@@ -63,7 +63,7 @@ class Option:
     help: str
     panel: str | None
     kind: Any = str
-    otherwise: str | None = None
+    otherwise: object = None
     flags: tuple[str, ...] = ()
     several: bool = False
     least: float | int | None = None
@@ -83,13 +83,9 @@ def option(
     sample = next(iter(default), None) if several else default
     kind = str if sample is None else type(sample)
     said = default if otherwise is None and default not in {None, ()} else otherwise
-    if isinstance(said, tuple):
-        said = ", ".join(one if isinstance(one, str) else f"{one:g}" for one in said)
-    said = None if said is None or isinstance(said, bool) else str(said)
     settings = {"kind": kind, "several": several, **more}
-    return field(
-        default=default, metadata={_ENTRY: Option(help, panel, otherwise=said, **settings)}
-    )
+    entry = Option(help, panel, otherwise=None if isinstance(said, bool) else said, **settings)
+    return field(default=default, metadata={_ENTRY: entry})
 
 
 LAW: Final = ("temperature", "top_k", "top_p", "min_p")
@@ -514,6 +510,8 @@ def types_of(option: Option) -> tuple[type, ...]:
 
 def described(help: str, otherwise: object) -> str:
     """Return the help of an option with what holds where it is absent."""
+    if isinstance(otherwise, tuple):
+        otherwise = ", ".join(part if isinstance(part, str) else f"{part:g}" for part in otherwise)
     return help if otherwise is None else f"{help} Default: {otherwise}."
 
 

@@ -53,12 +53,8 @@ def option(
     is_flag = isinstance(default, str) and default.startswith("-")
     if otherwise is None and not is_flag and not isinstance(default, bool):
         otherwise = default
-    if isinstance(otherwise, tuple):
-        otherwise = ", ".join(one if isinstance(one, str) else f"{one:g}" for one in otherwise)
-    said = described(help, otherwise)
-    return typer.Option(
-        default, *flags, help=said, show_default=False, rich_help_panel=panel, **more
-    )
+    more |= {"help": described(help, otherwise), "show_default": False, "rich_help_panel": panel}
+    return typer.Option(default, *flags, **more)
 
 
 def switch(flag: str, panel: str, help: str) -> Any:  # noqa: ANN401
