@@ -83,11 +83,9 @@ def option(
     sample = next(iter(default), None) if several else default
     kind = str if sample is None else type(sample)
     said = default if otherwise is None and default not in {None, ()} else otherwise
-    said = None if isinstance(said, bool) else said
     settings = {"kind": kind, "several": several, **more}
-    return field(
-        default=default, metadata={_ENTRY: Option(help, panel, otherwise=said, **settings)}
-    )
+    entry = Option(help, panel, otherwise=None if isinstance(said, bool) else said, **settings)
+    return field(default=default, metadata={_ENTRY: entry})
 
 
 LAW: Final = ("temperature", "top_k", "top_p", "min_p")
@@ -520,8 +518,8 @@ def types_of(option: Option) -> tuple[type, ...]:
 def described(help: str, otherwise: object) -> str:
     """Return the help of an option with what holds where it is absent."""
     if isinstance(otherwise, tuple):
-        values = cast(tuple[Any, ...], otherwise)
-        otherwise = ", ".join(value if isinstance(value, str) else f"{value:g}" for value in values)
+        parts = cast(tuple[Any, ...], otherwise)
+        otherwise = ", ".join(part if isinstance(part, str) else f"{part:g}" for part in parts)
     return help if otherwise is None else f"{help} Default: {otherwise}."
 
 
