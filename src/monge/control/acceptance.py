@@ -8,7 +8,7 @@ from operator import mul
 from typing import Final
 
 _FIRST_ACCEPTANCE: Final = 0.75
-"""Acceptance of every depth before anything is known."""
+"""Acceptance of every depth before the first round."""
 _DOUBT: Final = 0.25
 """Half a standard error of the expected tokens after one round, as a share of them: the tokens of a
 round deviate by about half their mean."""
@@ -30,12 +30,12 @@ class DepthCounts:
     biased.
 
     Args:
-        asked: Rounds in which the drafter was asked.
+        rounds: Rounds in which the drafter was asked.
         reached: Rounds by depth, the root's children first.
         accepted: The same.
     """
 
-    asked: float = 0.0
+    rounds: float = 0.0
     reached: tuple[float, ...] = ()
     accepted: tuple[float, ...] = ()
 
@@ -52,7 +52,7 @@ class DepthCounts:
         """
         size = max(num_examined, len(self.reached))
         return DepthCounts(
-            keep * self.asked + is_asked,
+            keep * self.rounds + is_asked,
             _counted(self.reached, size, num_examined, keep),
             _counted(self.accepted, size, num_accepted, keep),
         )
@@ -80,7 +80,7 @@ class DepthCounts:
     def hit_rate(self, prior: float = 1.0) -> float:
         """Return the share of rounds that drafted when asked: a lookup finds no match in most rounds."""
         drafted = self.reached[0] if self.reached else 0.0
-        return (drafted + prior) / (self.asked + 1.0)
+        return (drafted + prior) / (self.rounds + 1.0)
 
 
 def _counted(counts: Sequence[float], size: int, depth: int, keep: float) -> tuple[float, ...]:
@@ -120,7 +120,7 @@ class RecentCounts:
     @property
     def doubt(self) -> float:
         """Half a standard error of the expected tokens, as a share of them."""
-        return _DOUBT / math.sqrt(self.recent.asked + 1.0)
+        return _DOUBT / math.sqrt(self.recent.rounds + 1.0)
 
 
 def expected_tokens(acceptance: Sequence[float]) -> list[float]:
@@ -129,7 +129,7 @@ def expected_tokens(acceptance: Sequence[float]) -> list[float]:
 
 
 def speeds(acceptance: float, seconds: Sequence[float]) -> list[float]:
-    """Return the expected tokens per second of rounds that take these `seconds`, by depth from 0 on."""
+    """Return the expected tokens per second of depths 0, 1, ... that take these seconds."""
     tokens = expected_tokens((acceptance,) * (len(seconds) - 1))
     return [count / spent for count, spent in zip(tokens, seconds, strict=True)]
 

@@ -186,7 +186,7 @@ def latency_of(shared: SharedState, name: str) -> Latency:
 
 
 def draw_index(weights: Sequence[float], draws: Draws) -> int:
-    """Draw the place of a weight with a chance in proportion to it, by coins that can be enumerated."""
+    """Draw the place of a weight, each in proportion to its weight, by coins."""
     places = [place for place, weight in enumerate(weights) if weight > 0.0]
     left = math.fsum(weights)
     for place in places[:-1]:

@@ -12,7 +12,7 @@ from monge.core.verdict import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class ThresholdState:
-    """State of one request: the threshold, and each verified token's draft probability and acceptance."""
+    """State of one request: the threshold; draft probability and acceptance of verified tokens."""
 
     threshold: float | int
     samples: tuple[tuple[float, bool], ...] = ()

@@ -31,8 +31,8 @@ class Fixed(SoloController[None]):
         has_lookup = not all(member.runs_network for member in shared.members)
         if self.model_free_depth is not None and not has_lookup:
             raise OptionError(
-                f"fixed: model_free_depth={self.model_free_depth} limits model-free drafters of a pool, "
-                "and there are none; leave it out, or use drafter=\"pool('ngram', 'model')\""
+                f"fixed: model_free_depth={self.model_free_depth} limits model-free drafters of a "
+                "pool, and there are none; leave it out, or use drafter=\"pool('ngram', 'model')\""
             )
 
     def plan_one(

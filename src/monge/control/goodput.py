@@ -23,8 +23,8 @@ _LOST: Final = 0.04
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """State of all requests of a decoder.
+class Lessons:
+    """What the rounds of all requests taught.
 
     Args:
         probe: Rounds left of a probe, in which drafting need not pay; below 0, rounds since.
@@ -82,11 +82,9 @@ class Goodput(Controller[DrafterCosts]):
     raises tokens per second.
 
     If drafting does not beat plain decoding by `margin`, the network pauses for a cooldown. A probe
-    of a few rounds ends it. Each probe that fails doubles the next cooldown. A cooldown also lasts until
-    the seconds that its probe lost are at most 4 % of it.
-
-    A batch must gain `batch_margin`: its requests end at different times, and a round for few of them
-    costs nearly what a round for all does.
+    of a few rounds ends it. Each probe that fails doubles the next cooldown. A cooldown also lasts
+    until the seconds that its probe lost are at most 4 % of it. A batch must gain `batch_margin`:
+    its requests end at different times, and a round for few costs nearly what a round for all does.
 
     Args:
         max_window: Largest depth; the tree builder's own depth is a limit too.
@@ -131,98 +129,101 @@ class Goodput(Controller[DrafterCosts]):
         )
 
     def drafts_at_once(self, shared: SharedState) -> bool:
-        return self._known(shared.memory).cooldown <= 0.0
+        return (shared.memory or self._first).cooldown <= 0.0
 
     def plan(
         self, states: Sequence[DrafterCosts], info: RoundInfo, draws: Sequence[Draws]
     ) -> list[DraftPlan]:
         costs, count, num_idle = states[0], len(states), info.batch_size - len(states)
-        known = self._known(info.memory)
+        memory: Lessons = info.memory or self._first
 
         def speed(forecast: Forecast) -> float:
             return (count * forecast.tokens + num_idle) / forecast.seconds
 
-        if known.cooldown > 0.0 and not costs.model_free:
+        if memory.cooldown > 0.0 and not costs.model_free:
             return [PLAIN] * count
-        by_depth, best = _network_forecasts(known, costs, count, info.batch_size), 0
-        # The first two rounds are plain, so that their seconds are known.
-        if known.cooldown <= 0.0 and round(known.rounds) >= 2:
-            speeds, number = list(map(speed, by_depth)), round(known.rounds) + 1
+        by_depth, best = _network_forecasts(memory, costs, count, info.batch_size), 0
+        # The first two rounds are plain, so that their seconds are measured.
+        if memory.cooldown <= 0.0 and round(memory.rounds) >= 2:
+            speeds, number = list(map(speed, by_depth)), round(memory.rounds) + 1
             best = 1 + argmax(speeds[1:])
             is_recheck = number % _RECHECK == 0 or number & (number - 1) == 0
             if is_recheck and speeds[best] < 1.5 * speeds[0]:
                 no_lookup = 0 if costs.model_free else None
                 return [DraftPlan(max_depth=0, model_free_depth=no_lookup)] * count
-            if info.batch_size > 1 and known.probe <= 0.0:
-                # Too few of these requests may draft. A drafter that pays for none pauses in `learn`.
+            if info.batch_size > 1 and memory.probe <= 0.0:
+                # Too few requests may draft. A drafter that pays for none pauses in `learn`.
                 best = best if speeds[best] >= (1.0 + self.batch_margin) * speeds[0] else 0
         lookup_depth = None
         if costs.lookup_depth:
             seconds = costs.lookup.rounds_s(costs.lookup_depth, info.batch_size)
-            lookups = _forecasts(known.model_free, count, seconds, by_depth[best])
-            is_due = int(known.rounds) % _LOOK_UP == 0
+            lookups = _forecasts(memory.model_free, count, seconds, by_depth[best])
+            is_due = int(memory.rounds) % _LOOK_UP == 0
             lookup_depth = costs.lookup_depth if is_due else argmax(list(map(speed, lookups)))
         return [DraftPlan(max_depth=best, model_free_depth=lookup_depth)] * count
 
     def update(self, state: DrafterCosts, record: StepRecord) -> DrafterCosts:
         return state
 
-    def learn(self, memory: Known | None, state: DrafterCosts, record: StepRecord) -> Known:
-        plan, known, share = record.plan, self._known(memory), 1.0 / record.batch_size
+    def learn(self, memory: Lessons | None, state: DrafterCosts, record: StepRecord) -> Lessons:
+        plan, memory, share = record.plan, memory or self._first, 1.0 / record.batch_size
         counts = len(record.examined), record.num_accepted
         is_model_free = record.depth > 0 and record.drafter in state.model_free
         if plan.model_free_depth:
             seen = counts if is_model_free else (0, 0)
-            known = replace(known, model_free=known.model_free.update(*seen, share))
+            memory = replace(memory, model_free=memory.model_free.update(*seen, share))
         is_asked = plan.max_depth != 0 and not is_model_free
         if is_asked:
             plain_s = state.network.round_s(0, record.batch_size)
             lost_s = record.times.total_s - len(record.token_ids) * plain_s
-            known = replace(
-                known,
-                network=known.network.update(*counts, share),
-                lost_s=max(0.0, known.lost_s + share * lost_s),
+            memory = replace(
+                memory,
+                network=memory.network.update(*counts, share),
+                lost_s=max(0.0, memory.lost_s + share * lost_s),
             )
-        return self._paced(known, state, record.batch_size, is_asked=is_asked)
+        return self._paced(memory, state, record.batch_size, is_asked=is_asked)
 
-    def _known(self, memory: Known | None) -> Known:
-        return memory or Known(probe=float(self.probe))
+    @property
+    def _first(self) -> Lessons:
+        return Lessons(probe=float(self.probe))
 
     def _paced(
-        self, known: Known, costs: DrafterCosts, batch_size: int, *, is_asked: bool
-    ) -> Known:
+        self, memory: Lessons, costs: DrafterCosts, batch_size: int, *, is_asked: bool
+    ) -> Lessons:
         """Return the state with cooldown and probe moved on by one request's share of a round."""
-        share, before = 1.0 / batch_size, known.rounds
-        if known.cooldown > 0.0:
-            left = max(0.0, known.cooldown - share)
-            return replace(known, rounds=before + share, cooldown=left)
-        known = replace(known, rounds=before + share, probe=known.probe - share * is_asked)
+        share, before = 1.0 / batch_size, memory.rounds
+        if memory.cooldown > 0.0:
+            left = max(0.0, memory.cooldown - share)
+            return replace(memory, rounds=before + share, cooldown=left)
+        memory = replace(memory, rounds=before + share, probe=memory.probe - share * is_asked)
         # Once a round: forecasts for each of many requests would take longer than drafts.
-        if known.probe > 0.0 or int(known.rounds + 0.5 * share) == int(before + 0.5 * share):
-            return known
-        forecasts = _network_forecasts(known, costs, batch_size, batch_size)
+        if memory.probe > 0.0 or int(memory.rounds + 0.5 * share) == int(before + 0.5 * share):
+            return memory
+        forecasts = _network_forecasts(memory, costs, batch_size, batch_size)
         plain, *drafted = (forecast.tokens / forecast.seconds for forecast in forecasts)
         best, is_alone = max(drafted), batch_size == 1
-        margin, doubt = (self.margin, known.network.doubt) if is_alone else (self.batch_margin, 0.0)
+        margin = self.margin if is_alone else self.batch_margin
+        doubt = memory.network.doubt if is_alone else 0.0
         least = (1.0 + margin) * plain
-        if best >= least and known.probe <= -self.first_cooldown:
-            return replace(known, backoff=0)
+        if best >= least and memory.probe <= -self.first_cooldown:
+            return replace(memory, backoff=0)
         if (1.0 + doubt) * best >= least:
-            return known
-        backoff = min(max(2 * known.backoff, self.first_cooldown), self.last_cooldown)
-        repaid = min(known.lost_s / (_LOST * forecasts[0].seconds), self.last_cooldown)
+            return memory
+        backoff = min(max(2 * memory.backoff, self.first_cooldown), self.last_cooldown)
+        repaid = min(memory.lost_s / (_LOST * forecasts[0].seconds), self.last_cooldown)
         cooldown = max(float(backoff), repaid)
         # What was seen before a cooldown says little about the drafts of the probe after it.
-        network = known.network.aged(cooldown)
-        return Known(float(self.probe), network, known.model_free, known.rounds, cooldown, backoff)
+        network = memory.network.aged(cooldown)
+        probe, rounds = float(self.probe), memory.rounds
+        return Lessons(probe, network, memory.model_free, rounds, cooldown, backoff)
 
 
 def _network_forecasts(
-    known: Known, costs: DrafterCosts, num_requests: int, batch_size: int
+    memory: Lessons, costs: DrafterCosts, num_requests: int, batch_size: int
 ) -> list[Forecast]:
     """Return the forecasts by depth of the network's drafts, or of the only drafter's."""
     seconds = costs.network.rounds_s(costs.network_depth, batch_size)
-    return _forecasts(known.network, num_requests, seconds, Forecast(1.0, seconds[0]))
+    return _forecasts(memory.network, num_requests, seconds, Forecast(1.0, seconds[0]))
 
 
 def _forecasts(

@@ -240,7 +240,7 @@ class Hedge(Controller[HedgeState]):
         info: RoundInfo,
         draws: Sequence[Draws],
     ) -> list[DraftPlan]:
-        """Return the plans of a batch, given the drafter of each request; each drafter's are planned together."""
+        """Return the plans of a batch, given the drafter of each request."""
         plans: dict[int, DraftPlan] = {}
         memories: Memories = info.memory or {}
         for name in dict.fromkeys(names):

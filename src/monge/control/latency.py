@@ -114,13 +114,13 @@ class Latency:
 
     def _at(self, row: Mapping[int, float], depth: int) -> float:
         """Return the seconds of a depth, on the lines through the known ones."""
-        deeper = [known for known in row if known >= depth]
-        above = max(known for known in row if known <= depth)
+        deeper = [measured for measured in row if measured >= depth]
+        above = max(measured for measured in row if measured <= depth)
         if deeper:
             below = min(deeper)
             share = (depth - above) / (below - above) if below > above else 0.0
             line = row[above] + share * (row[below] - row[above])
-            return min(line, *(row[known] for known in deeper))
+            return min(line, *(row[measured] for measured in deeper))
         level = (row[above] - row[0]) / above if above else self._level_share * row[0]
         return row[above] + max(0.0, level) * (depth - above)
 

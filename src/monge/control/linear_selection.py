@@ -118,7 +118,7 @@ class DraftCounts:
     rounds: int = 0
 
     def update(self, member: Member, record: StepRecord) -> "DraftCounts":
-        """Return the counts with what a record says about the drafter; after a full example, new ones."""
+        """Return the counts after a round; after a full example they start anew."""
         if self.rounds >= _STRETCH:
             return DraftCounts().update(member, record)
         if member.max_depth == 0:
@@ -281,9 +281,9 @@ class LinearSelection(PromptReader[LinearState]):
         """Return the selection of later rounds."""
         return Hedge(inner=self.inner, explore=self.explore, keep=self.keep)
 
-    def _ridges(self, names: Iterable[str], known: Mapping[str, Ridge]) -> Mapping[str, Ridge]:
+    def _ridges(self, names: Iterable[str], learnt: Mapping[str, Ridge]) -> Mapping[str, Ridge]:
         empty = Ridge.empty(len(self.features) + 1, float(self.ridge), _FIRST_LOGIT)
-        return {name: known.get(name, empty) for name in names}
+        return {name: learnt.get(name, empty) for name in names}
 
 
 def _with_example(ridge: Ridge, features: Sequence[float], count: DraftCounts) -> Ridge:

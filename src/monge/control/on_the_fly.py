@@ -89,8 +89,7 @@ class OnTheFly(SoloController[History]):
     def update(self, state: History, record: StepRecord) -> History:
         if record.depth == 0:
             return replace(state, idle_tokens=state.idle_tokens + len(record.token_ids))
-        # A path of a tree may end above its deepest node: where it was accepted to its end, nothing
-        # was rejected.
+        # A path that was accepted to its end rejects nothing, also above the tree's deepest node.
         window = record.num_accepted if record.next_kind == "bonus" else record.depth
         rounds = (*state.rounds, (window, record.num_accepted))[-self.history :]
         return replace(state, rounds=rounds, idle_tokens=0)

@@ -93,11 +93,9 @@ class QLearning(SoloController[QState]):
 
     def update(self, state: QState, record: StepRecord) -> QState:
         window, old = record.plan.max_depth or 0, state.learned
-        # A round may be shortened by the tree builder or the end of the text; it says something
-        # about windows that it ran.
-        action = max(
-            (index for index, size in enumerate(self.windows) if size <= window), default=0
-        )
+        # The end of the text may shorten a window, to a size between two choices.
+        actions = [index for index, size in enumerate(self.windows) if size <= window]
+        action = max(actions, default=0)
         quarter = -1 if record.depth == 0 else min(3, 4 * record.num_accepted // record.depth)
         following = (quarter, self.windows[action], record.batch_size.bit_length())
         new_tokens = record.num_accepted + 1
@@ -108,8 +106,8 @@ class QLearning(SoloController[QState]):
         target = reward + self.discount * max(self._values(old, following))
         values = list(self._values(old, state.situation))
         values[action] += self.rate * (target - values[action])
-        known = {**old.values, state.situation: tuple(values)}
-        learned = QTable(known, tokens, seconds, old.rounds + 1)
+        table = {**old.values, state.situation: tuple(values)}
+        learned = QTable(table, tokens, seconds, old.rounds + 1)
         return QState(state.latency, following, learned)
 
     def learn(self, memory: QTable | None, state: QState, record: StepRecord) -> QTable:

@@ -9,7 +9,7 @@ from monge.core.registry import Registry
 DEPTH_CONTROLLERS: Final[Registry[AnyController]] = Registry(
     "controller", PARTS["depth controller"]
 )
-"""Those that decide how much to draft, and for which drafter-choosing ones have room inside."""
+"""Controllers that plan windows; those that choose drafters take one of these as `inner`."""
 
 CONTROLLERS: Final[Registry[AnyController]] = Registry(
     "controller", PARTS["controller"], group="monge.controllers"

@@ -40,7 +40,6 @@ class TransformersHeuristic(SoloController[int]):
     def update(self, state: int, record: StepRecord) -> int:
         if record.depth == 0:
             return state
-        # A tree builder or the end of the request may draft less: the window counts from what was
-        # drafted.
+        # The tree builder or the end of the request may draft less than the window.
         drafted = min(state, record.depth)
         return drafted + 2 if record.num_accepted == record.depth else max(1, drafted - 1)
