@@ -13,7 +13,7 @@ from monge.engine.batch import decode
 from monge.engine.decoder import Decoder, piece_of
 from monge.page.files import page_of
 from monge.page.trace import ORIGINS, document, origins_of, rounds_of
-from tests.audit.certified import all_runs
+from tests.audit.certified import all_runs, written
 from tests.serve.served import toy_decoder
 
 RUNS = {
@@ -24,12 +24,8 @@ ACCEPTED = {"lookup", "draft", "head", "grammar"}
 
 
 def run_of(recorder, prompt=(0, 1, 0, 1), **options):
-    settings = {"max_new_tokens": 8, "temperature": 1.0, "seed": 1, "keeps_trees": True} | options
-    (session,) = recorder.sessions([list(prompt)], **settings)
-    for _ in decode([session], recorder.decoder.components, max_batch_size=1):
-        pass
-    assert session.error is None
-    return session
+    settings = {"max_new_tokens": 8, "keeps_trees": True} | options
+    return written(recorder, [list(prompt)], **settings)[0]
 
 
 def expected_draft_prob(tree, node):

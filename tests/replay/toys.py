@@ -6,8 +6,7 @@ import torch
 
 from monge.api import make_components
 from monge.core.sampling_rules import SamplingRules
-from monge.engine.loop import close_session, run_round
-from monge.engine.opening import open_sessions
+from monge.engine.batch import decode
 from monge.engine.session import Request, Session
 from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
 from monge.replay.simulate import replay_text
@@ -64,10 +63,8 @@ def real_stories(vocab, horizon, style="positive", **options):
             prompt_ids=PROMPT, max_new_tokens=horizon, rules=SamplingRules(), seed=0, draws=draws
         )
         session = Session(request, 0)
-        open_sessions([session], components)
-        while session.finish_reason is None:
-            run_round([session], components)
-        close_session(session, components)
+        for _ in decode([session], components, max_batch_size=1):
+            pass
         return session.completion_ids, story(session.records)
 
     return exact_law(run)

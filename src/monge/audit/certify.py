@@ -6,7 +6,7 @@ that it keeps, and the committed tokens.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -84,15 +84,17 @@ def certify(
             verifier = verifier_of(str(request["verifier"]), rule)
             laws = LawCheck(forward, logit_dtype, request, certificate.arrays, report)
             coupling = CouplingCheck(verifier, every, report)
-            replay = _Replay(request, laws, coupling, report)
-            for place, stored in enumerate(request["rounds"], start=1):
-                replay.check(stored, is_last=place == len(request["rounds"]))
+            trees, tape = list[TokenTree](), Tape(request["seed"], request["row"])
+            place = 1  # an error belongs to the round after the last tree
+            for tree in _replayed(request, tape, laws, coupling):
+                trees.append(tree)
+                place = 1 + len(trees)
                 on_round()
             place = 0
             tell_settings(request, report)
             check_end(request, tokenizer, eos_ids, report)
             if redrafter is not None:
-                redrafter.redraft(request, replay.trees, report.drafts)
+                redrafter.redraft(request, trees, report.drafts)
         except MismatchError as error:
             report.add(error, number, place)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
@@ -116,33 +118,23 @@ def certify(
     return report
 
 
-class _Replay:
-    """One request while it is replayed; `trees` are those of the rounds that hold."""
-
-    def __init__(
-        self,
-        request: Mapping[str, Any],
-        laws: LawCheck,
-        coupling: CouplingCheck,
-        report: CertifyReport,
-    ) -> None:
-        self._laws, self._coupling, self._report = laws, coupling, report
-        self._tape, self._text = Tape(request["seed"], request["row"]), tuple(request["prompt_ids"])
-        self._is_ended = request["finish_reason"] in {"eos", "stop", "length"}
-        self.trees = list[TokenTree]()
-
-    def check(self, stored: Mapping[str, Any], *, is_last: bool) -> None:
-        """Check the next round."""
-        text, report = self._text, self._report
+def _replayed(
+    request: Mapping[str, Any], tape: Tape, laws: LawCheck, coupling: CouplingCheck
+) -> Iterator[TokenTree]:
+    """Check the rounds of a request one after another, and yield their trees."""
+    text, report = tuple(request["prompt_ids"]), coupling.report
+    is_ended = request["finish_reason"] in {"eos", "stop", "length"}
+    for place, stored in enumerate(request["rounds"], start=1):
         check_equal("context_length", stored["context_length"], len(text), "the text before it has")
-        tree = check_tree(stored["tree"], self._laws.arrays, text[-1])
-        check_draws(stored, tree, self._tape, len(text))
-        laws = self._laws.check(stored["laws"], tree, text)
-        verdict = check_verdict(stored, tree, laws, self._coupling.verifier, self._tape)
-        self._coupling.check(tree, laws, verdict)
+        tree = check_tree(stored["tree"], laws.arrays, text[-1])
+        check_draws(stored, tree, tape, len(text))
+        target_laws = laws.check(stored["laws"], tree, text)
+        verdict = check_verdict(stored, tree, target_laws, coupling.verifier, tape)
+        coupling.check(tree, target_laws, verdict)
         tokens = tuple(stored["token_ids"])
-        check_commit(tokens, tree, verdict, can_be_cut=self._is_ended and is_last)
-        self._text += tokens
-        self.trees.append(tree)
+        is_last = place == len(request["rounds"])
+        check_commit(tokens, tree, verdict, can_be_cut=is_ended and is_last)
+        text += tokens
         report.num_rounds += 1
         report.num_tokens += len(tokens)
+        yield tree

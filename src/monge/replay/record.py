@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from monge.core.errors import OptionError
-from monge.core.law import SparseLaw
+from monge.core.law import every_token
 from monge.core.model import SequenceModel
 from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules, law_from_logits
@@ -107,8 +107,8 @@ def _read(
         start = 0 if rows else ending  # the first piece holds the ending whole
         if start:
             prompt = profiled(prompt, logits[:start])
-        laws = (law_from_logits(row, rules).sparse() for row in logits[start:])
-        rows += [_dense(law, target.vocab_size) for law in laws]
+        every = every_token(target.vocab_size, logits.device)
+        rows += [law_from_logits(row, rules).at(every).cpu() for row in logits[start:]]
     return torch.stack(rows), prompt
 
 
@@ -127,12 +127,6 @@ def _possible(probs: Float64[Tensor, "seq vocab"], token_ids: tuple[int, ...]) -
             "reading; use another dtype"
         )
     return token_ids[:cut]
-
-
-def _dense(law: SparseLaw, vocab_size: int) -> Tensor:
-    row = torch.zeros(vocab_size, dtype=torch.float64)
-    row[law.token_ids.cpu()] = law.probs.cpu()
-    return row
 
 
 def _network_parts(network: PreTrainedModel) -> list[bytes]:
