@@ -123,7 +123,6 @@ def test_logits_are_those_of_the_host_s_module(name: str, split: bool, tmp_path:
                     0: Pairs(
                         features[place : place + 1],
                         tokens[place + 1 : place + 2],
-                        range(place, place + 1),
                     )
                 }
             )

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.model import HeadModel, NodeBlock
-from monge.draft.head_run import HeadRun, Pairs, TargetEnds, known
+from monge.draft.head_run import HeadRun, Pairs, TargetEnds, known, rows_of
 from monge.heads.readers.block import DFlashHead
 
 
@@ -47,7 +47,7 @@ class BlockRun(HeadRun[_BlockText]):
 
     def read(self, pairs: Mapping[int, Pairs]) -> None:
         chains = {request: NodeBlock.chain(pair.token_ids) for request, pair in pairs.items()}
-        self._model.read(chains, torch.cat([pair.features for pair in pairs.values()]))
+        self._model.read(chains, rows_of([pair.features for pair in pairs.values()]))
         for request in pairs:
             self._texts[request].is_read = True
 

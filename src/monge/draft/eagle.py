@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from monge.core.levels import DrawnTrees, LevelShape
 from monge.core.model import HeadModel, NodeBlock
-from monge.draft.head_run import HeadRun, Pairs, known
+from monge.draft.head_run import HeadRun, Pairs, known, rows_of
 
 
 @dataclass(slots=True)
@@ -51,7 +50,7 @@ class ChainRun(HeadRun[_Read]):
             request: NodeBlock.chain(row_pairs.token_ids) for request, row_pairs in pairs.items()
         }
         features = [row_pairs.features for row_pairs in pairs.values()]
-        states, logits = self._model.read(blocks, _rows_of(features))
+        states, logits = self._model.read(blocks, rows_of(features))
         ends = accumulate(len(row_pairs.token_ids) for row_pairs in pairs.values())
         for request, end, row in zip(pairs, ends, logits.split(1), strict=True):
             text = self._texts[request]
@@ -66,7 +65,7 @@ class ChainRun(HeadRun[_Read]):
             for request, block in blocks.items()
             for parent in block.parents
         ]
-        states, logits = self._model.extend(blocks, _rows_of(above))
+        states, logits = self._model.extend(blocks, rows_of(above))
         counts = [len(block.token_ids) for block in blocks.values()]
         for request, part in zip(blocks, states.split(counts), strict=True):
             self._texts[request].states.extend(part.split(1))
@@ -87,7 +86,3 @@ class ChainRun(HeadRun[_Read]):
         for request in requests:
             self._model.drop(request)
             self._texts[request].states.clear()
-
-
-def _rows_of(tensors: Sequence[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))

@@ -1,7 +1,7 @@
 """Drafts with a head that reads the target's hidden states, of whatever kind."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -30,42 +30,25 @@ class Pairs:
     Args:
         features: The target's watched states, side by side.
         token_ids: The tokens after them.
-        positions: Places of the states in the text.
     """
 
     features: Float[Tensor, "nodes width"]
     token_ids: tuple[int, ...]
-    positions: range
-
-    def split(self, size: int) -> list["Pairs"]:
-        """Return the same in chunks."""
-        starts = range(0, len(self.token_ids), size)
-        return [
-            Pairs(
-                self.features[start : start + size],
-                self.token_ids[start : start + size],
-                self.positions[start : start + size],
-            )
-            for start in starts
-        ]
 
 
-def joined(pairs: Iterable[Pairs]) -> list[Pairs]:
-    """Return the same, those together that follow one another in the text: each costs a forward."""
-    runs: list[list[Pairs]] = []
-    for piece in pairs:
-        if runs and runs[-1][-1].positions.stop == piece.positions.start:
-            runs[-1].append(piece)
-        else:
-            runs.append([piece])
-    return [
-        Pairs(
-            torch.cat([piece.features for piece in run]),
-            tuple(token for piece in run for token in piece.token_ids),
-            range(run[0].positions.start, run[-1].positions.stop),
-        )
-        for run in runs
-    ]
+def chunks(pairs: Sequence[Pairs]) -> list[Pairs]:
+    """Return the pairs of a text in as few parts as the head reads them: each costs a forward."""
+    if not pairs:
+        return []
+    features = rows_of([piece.features for piece in pairs])
+    token_ids = tuple(token for piece in pairs for token in piece.token_ids)
+    parts = (slice(start, start + _CHUNK) for start in range(0, len(token_ids), _CHUNK))
+    return [Pairs(features[part], token_ids[part]) for part in parts]
+
+
+def rows_of(tensors: Sequence[Float[Tensor, "_ width"]]) -> Float[Tensor, "nodes width"]:
+    """Return tensors below each other; one alone is not copied."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
 Text = TypeVar("Text")
@@ -230,17 +213,13 @@ class RunDrafter(Drafter[tuple[Pairs, ...]]):
         features: Tensor | None = self.states.take(context.request_id)
         if features is None:
             return ()
-        end = len(context.token_ids) - 1
-        positions = range(end - len(features), end)
-        return (Pairs(features, context.token_ids[positions.start + 1 :], positions),)
+        start = len(context.token_ids) - len(features)
+        return (Pairs(features, context.token_ids[start:]),)
 
     def _read(self, unread: Mapping[int, tuple[Pairs, ...]]) -> None:
-        chunks = {
-            request: [chunk for pairs in joined(state) for chunk in pairs.split(_CHUNK)]
-            for request, state in unread.items()
-        }
-        while chunks := {request: waiting for request, waiting in chunks.items() if waiting}:
-            self.run.read({request: waiting.pop(0) for request, waiting in chunks.items()})
+        parts = {request: chunks(state) for request, state in unread.items()}
+        while parts := {request: waiting for request, waiting in parts.items() if waiting}:
+            self.run.read({request: waiting.pop(0) for request, waiting in parts.items()})
 
 
 class TargetEnds:

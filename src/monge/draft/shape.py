@@ -22,6 +22,7 @@ from monge.draft.head_run import (
     TargetEnds,
     check_shows_states,
     known,
+    rows_of,
 )
 from monge.draft.tree.base import ByRequest, TreeBuilder
 from monge.draft.tree.best_first import BestFirst
@@ -143,7 +144,7 @@ class ShapeRun(HeadRun[_ShapeText]):
             self._texts[request].last = row_pairs.features[-1:].to(self._dtype)
 
     def begin(self, roots: Mapping[int, int]) -> Mapping[int, Float[Tensor, "one vocab"]]:
-        last = _rows_of([known(self._texts[request].last) for request in roots])
+        last = rows_of([known(self._texts[request].last) for request in roots])
         start, predicted = self._steps[0](last, self._embedded(list(roots.values())))
         for request, start_state, state in zip(
             roots, start.split(1), predicted.split(1), strict=True
@@ -168,7 +169,7 @@ class ShapeRun(HeadRun[_ShapeText]):
             tokens += block.token_ids[:count]
             counts.append(count)
         (predicted,) = self._steps[number - 1](
-            _rows_of(start), _rows_of(previous), self._embedded(tokens)
+            rows_of(start), rows_of(previous), self._embedded(tokens)
         )
         for (request, block), states in zip(blocks.items(), predicted.split(counts), strict=True):
             node_states = states.split(1)
@@ -236,7 +237,3 @@ def _programs(head: ShapeHead, target: FeatureModel) -> tuple[Forward, ...]:
         target.module_program(first, [state, state]),
         *(target.module_program(step, [start, state, state]) for step in later),
     )
-
-
-def _rows_of(tensors: Sequence[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
