@@ -459,7 +459,8 @@ class HfTreeModel(HfModel):
         self, layers: tuple[int, ...]
     ) -> ForwardProgram | Pending[ForwardProgram] | None:
         """Return the program that gives these hidden states, or `None` with a warning."""
-        program, reason = self._program.run, "it was given a program that shows none"
+        program, name = self._program.run, getattr(self._program.run, "name", None)
+        reason = f"a program of kind {name!r} was given that shows none"
         if self._program.pending is None and (program is None or program.layers == layers):
             return program
         if self._program_maker is not None:
