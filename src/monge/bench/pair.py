@@ -90,7 +90,8 @@ def load_pair(
     options = {"backend": chosen, "draft_backend": draft_backend, "max_batch_size": 1, **loading}
     decoder = load(target, places or None, drafter=None if places else "none", **options)
     model, models = decoder.components.target, decoder.components.draft_models
-    network, *networks = (getattr(part, "resized", part).network for part in (model, *models))
+    parts: tuple[Any, ...] = (model, *models)
+    network, *networks = (getattr(part, "resized", part).network for part in parts)
     for loaded in (network, *networks):
         loaded.generation_config = empty_settings(decoder.tokenizer)
     pair = Pair(

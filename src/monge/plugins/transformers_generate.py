@@ -54,7 +54,7 @@ from monge.plugins.transformers_refusals import (
 from monge.plugins.transformers_training import in_evaluation
 
 _OPTIONS: Final = frozenset({*PARTS, "seed"})
-_HOST: Final = inspect.signature(GenerationMixin.generate)
+_HOST: Final = inspect.signature(vars(GenerationMixin)["generate"])
 """Arguments of the host's `generate`."""
 _A_MODEL: Final = "a model of transformers (for a pipeline: pipe.model)"
 _LEARNED: Final[WeakKeyDictionary[Any, dict[str, SharedState]]] = WeakKeyDictionary()
