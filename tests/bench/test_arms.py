@@ -122,8 +122,7 @@ def test_end_of_text_token_does_not_shorten_any_arm(tiny_paths):
 
 def test_tuning_tries_every_candidate(tiny_pair):
     prompts = call(tiny_pair, ["The sea"]).prompt_ids
-    settings = Settings(max_new_tokens=6, temperatures=(0.0, 1.0))
-    best, tried = tune_assistant(tiny_pair, prompts, settings, (1, 4))
+    best, tried = tune_assistant(tiny_pair, prompts, Settings(max_new_tokens=6), (1, 4))
     found = [(entry["temperature"], entry["num_assistant_tokens"]) for entry in tried]
     assert found == [(0, 1), (0, 4), (1, 1), (1, 4)]
     for temperature, options in best.items():

@@ -4,18 +4,15 @@ from types import SimpleNamespace
 import pytest
 
 from monge.verify.registry import VERIFIERS
-from tests.bench.tiny import save_pair
+from tests.bench.conftest import tiny_paths
+
+__all__ = ["tiny_paths"]
 
 
 @pytest.fixture(autouse=True)
 def usual_width(monkeypatch):
     """Tables have the width that they have in a pipe, whatever a library has set."""
     monkeypatch.delenv("COLUMNS", raising=False)
-
-
-@pytest.fixture(scope="session")
-def tiny_paths(tmp_path_factory):
-    return save_pair(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

@@ -54,7 +54,6 @@ class Host:
 
     @property
     def rows(self):
-        """The rows that the proposer remembers."""
         return [row for rows in self.proposer._rows.values() for row in rows]
 
     def _commit(self, name):
