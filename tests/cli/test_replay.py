@@ -94,7 +94,8 @@ def tune(run, tiny_paths, tmp_path):
         document = json.loads((tmp_path / "out" / "tune.json").read_text())
         (use,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
         words = shlex.split(use.removeprefix("use it:   monge ").replace("PROMPT", "Once"))
-        assert run(*words, "--max-new-tokens", 2).exit_code == 0
+        tried = run(*words, "--max-new-tokens", 2)
+        assert tried.exit_code == 0, tried.stderr
         return result, document, words
 
     return call

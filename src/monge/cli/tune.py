@@ -24,7 +24,7 @@ from monge.engine.chat_format import TemplateFormat
 from monge.loading.sources import ModelSource
 from monge.options import OUTPUT, LoadOptions, SamplingOptions, changed
 from monge.prompts import Prompt, as_message, read_prompts, shipped, written
-from monge.replay.configuration import HEADS, MODEL, Configuration
+from monge.replay.configuration import MODEL, Configuration
 from monge.replay.file import write_log
 from monge.replay.log import LawLog
 from monge.replay.tune import tune as search
@@ -244,8 +244,8 @@ def _confirmed(
 
 
 def _settings(best: Configuration, loading: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments of `monge.load` for a configuration; without the draft model if none is used."""
-    if best.drafter is not None and not {MODEL, *HEADS} & set(best.drafter_names(None)):
+    """Return arguments of `monge.load` for a configuration; without the draft if it is not used, or is named by the drafter."""
+    if best.drafter is not None and MODEL not in best.drafter_names(None):
         loading = {name: value for name, value in loading.items() if name != "draft"}
     return {**loading, **best.load_arguments}
 
