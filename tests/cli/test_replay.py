@@ -94,8 +94,7 @@ def tune(run, tiny_paths, tmp_path):
         document = json.loads((tmp_path / "out" / "tune.json").read_text())
         (use,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
         words = shlex.split(use.removeprefix("use it:   monge ").replace("PROMPT", "Once"))
-        tried = run(*words, "--max-new-tokens", 2)
-        assert tried.exit_code == 0, tried.stderr
+        assert (tried := run(*words, "--max-new-tokens", 2)).exit_code == 0, tried.stderr
         return result, document, words
 
     return call
