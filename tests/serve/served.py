@@ -49,9 +49,8 @@ def toy_decoder(target: TabularModel | None = None, *, max_batch_size: int = 8, 
     target = target or TabularModel(RandomTable(size, 11), size, max_length=CONTEXT)
     draft = TabularModel(RandomTable(size, 11, "ties"), size)
     made = make_components(target, draft, **({"tree": "chain(3)"} | parts))
-    chat, ends = InstructionFormat(Letters()), frozenset({0})
-    options = {"eos_ids": ends, "max_batch_size": max_batch_size, "chat": chat}
-    return Decoder(made, tokenizer=Letters(), **options)
+    options = {"eos_ids": frozenset({0}), "max_batch_size": max_batch_size}
+    return Decoder(made, tokenizer=Letters(), chat=InstructionFormat(Letters()), **options)
 
 
 class SlowTable(RandomTable):
@@ -73,6 +72,7 @@ def toy_app(
 ) -> FastAPI:
     decoder = decoder or toy_decoder()
     given = ServeOptions(**({"served_model_name": "toy"} | options))
+    decoder.chat_format = InstructionFormat(decoder.tokenizer)
     return create_app(decoder, given, recorder=recorder)
 
 
