@@ -326,7 +326,7 @@ def default_draft(target: ModelSource, drafter: str | AnyDrafter | None) -> str 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafts:
-    """What drafts for a target beside the drafters that need no network.
+    """The draft models of a target, or the head in their place.
 
     Attributes:
         models: Draft models.

@@ -24,7 +24,7 @@ _LOST: Final = 0.04
 
 @dataclass(frozen=True, slots=True)
 class Lessons:
-    """What the rounds of all requests taught.
+    """Counts and cooldowns that the rounds of all requests gave.
 
     Args:
         probe: Rounds left of a probe, in which drafting need not pay; below 0, rounds since.

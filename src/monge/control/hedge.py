@@ -119,7 +119,7 @@ class PendingRound:
 
 @dataclass(frozen=True, slots=True)
 class DrafterState:
-    """What a request knows of a drafter.
+    """The state that a request keeps for one drafter.
 
     Args:
         member: The drafter.

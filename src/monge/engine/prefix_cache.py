@@ -31,7 +31,7 @@ class PrefixModel(SequenceModel, Protocol):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that the cache keeps for one token; known once a sequence was open."""
+        """Bytes that the cache keeps for one token. The number is complete once a sequence was open."""
         ...
 
     def is_complete(self, sequence: int) -> bool:

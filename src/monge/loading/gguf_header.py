@@ -275,7 +275,7 @@ class Header:
 
 
 class _HeaderError(ValueError):
-    """What is wrong with a header, in words."""
+    """A header that cannot be used, with the reason in words."""
 
 
 def _set(config: Any, name: str, value: object) -> None:

@@ -23,7 +23,7 @@ class AdaptedModel(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelSource:
-    """Where a model comes from. Made once a model, by `of`, and handed down.
+    """The origin of a model: its name, its files, and its backend. `load` makes it once for each model.
 
     Attributes:
         name: What the user wrote: a name or a path; for a built-in model its folder.

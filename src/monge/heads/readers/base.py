@@ -46,7 +46,7 @@ class PublishedHead(nn.Module, ABC):
 
     @property
     def has_program(self) -> bool:
-        """Whether a backend may run it as a program."""
+        """Return whether a backend may run the head as a program."""
         return False
 
     @property

@@ -119,7 +119,7 @@ class BatchDraws(RuleDraws, Protocol):
 
 
 Uniforms = Float64[Tensor, "batch uniforms"] | BatchDraws
-"""Uniforms of each request, or another source of draws, such as that of the oracle, which enumerates them."""
+"""Uniforms of each request, or a source of draws such as `ExactRows`, which enumerates them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,11 +104,11 @@ class ChainProblem(Protocol):
         ...
 
     def ratio(self, place: int) -> Value:
-        """`p(x) / q(x)` of the drafted token with this place in the chain, counted from 0."""
+        """Return `p(x) / q(x)` of a drafted token. Places in the chain count from 0."""
         ...
 
     def weighed(self, scales: Sequence[Value]) -> Callable[[int], Value]:
-        """Return a function from i to h_i, for each i up to the length of the chain."""
+        """Return the function that gives h_i for i = 1 .. the length of the chain."""
         ...
 
     def has(self, count: int) -> Mask:
