@@ -6,6 +6,8 @@ import pytest
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ("against HEAD --setting eager", "--setting is NAME=VALUE; got 'eager'"),
+        ("against HEAD --turns 1", "--turns must be at least 2"),
         ("drafters --threads 0 --out OUT", "--threads must be at least 1; got 0"),
         ("heads --threads 0 --out OUT", "--threads must be at least 1; got 0"),
         ("peers --threads 0 --out OUT", "--threads must be at least 1; got 0"),

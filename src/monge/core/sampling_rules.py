@@ -141,7 +141,7 @@ def laws_from_logits(
         elif rules.temperature == 0:
             laws.append(one_hot(where, logits.device))
         else:
-            scores = _scores(row, rules.temperature)
+            scores = _scores(row, rules.temperature, largest)
             laws.append(
                 _truncated(scores, rules)
                 if rules.truncates
@@ -244,13 +244,16 @@ def _non_finite(logits: Tensor) -> NonFiniteLogitsError:
 
 
 def _scores(
-    logits: Float[Tensor, "... vocab"], temperature: float | int | Tensor
+    logits: Float[Tensor, "... vocab"],
+    temperature: float | int | Tensor,
+    largest: float | None = None,
 ) -> Float64[Tensor, "... vocab"]:
-    """Return logits at a temperature above 0."""
+    """Return logits at a temperature above 0; `largest` is the largest of one row, where it is known."""
     if isinstance(temperature, float | int) and temperature == 1:
         return logits.double()
     # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
-    return (logits.double() - logits.amax(-1, keepdim=True)).div_(temperature)
+    most = logits.amax(-1, keepdim=True) if largest is None else largest
+    return (logits.double() - most).div_(temperature)
 
 
 def _truncated(scores: Float64[Tensor, " vocab"], rules: SamplingRules) -> SparseLaw:

@@ -67,14 +67,13 @@ class _ChainOfRequest:
     def __init__(self, tree: TokenTree, target_laws: LawSequence) -> None:
         self.tree, self._laws = tree, target_laws
         self.depth = next(node for node, children in enumerate(tree.candidates) if not children)
-
-    def _offer(self, place: int) -> tuple[int, Law]:
-        tokens = (self.tree.token_ids[place + 1],)
-        return next(offered(self.tree.proposals[place], tokens, self._laws[place]))
+        self._drafts: list[Law] = []  # of the places whose ratio was asked, which is in order
 
     def ratio(self, place: int) -> float:
-        x, q = self._offer(place)
-        return self._laws[place].prob(x) / q.prob(x)
+        p, tokens = self._laws[place], (self.tree.token_ids[place + 1],)
+        x, q = next(offered(self.tree.proposals[place], tokens, p))
+        self._drafts.append(q)
+        return p.prob(x) / q.prob(x)
 
     def weighed(self, scales: Sequence[float]) -> Callable[[int], float]:
         return lambda count: (
@@ -91,4 +90,4 @@ class _ChainOfRequest:
         return self._laws[count] if is_end else self._excess(count, scales).law
 
     def _excess(self, count: int, scales: Sequence[float]) -> Excess:
-        return Excess(scales[count], self._laws[count], self._offer(count)[1])
+        return Excess(scales[count], self._laws[count], self._drafts[count])

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
@@ -454,7 +455,8 @@ class TreeCache(Cache):
 
 def written_columns(starts: Sequence[int], width: int, device: torch.device) -> Tensor:
     """Return the first `width` columns from each start on, `[rows, width]`."""
-    columns = torch.tensor(starts)[:, None] + torch.arange(width)
+    # Every step of a head asks, and numpy takes a third of the time.
+    columns = torch.from_numpy(np.add.outer(np.array(starts), np.arange(width)))
     return columns.to(device, non_blocking=True)
 
 
