@@ -16,7 +16,7 @@ from tests import type_checks
 torch.set_num_threads(1)  # xdist runs one process per core
 
 hypothesis.settings.register_profile(
-    "ci", derandomize=True, max_examples=30, deadline=None, database=None, print_blob=True
+    "ci", derandomize=True, max_examples=20, deadline=None, database=None, print_blob=True
 )
 hypothesis.settings.register_profile("nightly", max_examples=1000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("ci")

@@ -11,6 +11,7 @@ from rich.table import Table
 from lab.command import run
 from lab.verify.laws import VOCAB_SIZES, measure_laws
 from lab.verify.measure import QUICK, VerifySettings, measure
+from monge.backends.cpu.law_masses import load_law_masses
 from monge.bench.provenance import busy_note
 from monge.cli import options
 from monge.cli.console import notes, output, reported
@@ -70,6 +71,8 @@ def main(
         python -m lab.verify --vocab 49152 --support 64 --tree "chain(4)" --tree "fixed_width((4, 1, 1, 1), 'iid')"
     """
     options.set_threads(threads)
+    if usable_device(device).type == "cpu":
+        load_law_masses()  # as compiled backends do
     if laws:
         document = measure_laws(
             vocab or VOCAB_SIZES, repeats or VerifySettings().repeats, usable_device(device)
@@ -150,10 +153,11 @@ def report_laws(document: dict[str, Any]) -> None:
         cells.setdefault(f"vocabulary {record['vocab']}, {record['logits']}", []).append(record)
     for title, records in cells.items():
         shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-        for column in ("rules", "us a law", "x temperature 1", "tokens"):
+        for column in ("rules", "us a law", "x temperature 1", "x reading once", "tokens"):
             shown.add_column(column, justify="left" if column == "rules" else "right")
         for one in records:
-            numbers = (_ranged(one["law_s"], 1e6, 0), _ranged(one["ratio"], 1.0, 2))
+            ratios = (_ranged(one[name], 1.0, 2) for name in ("ratio", "reads"))
+            numbers = (_ranged(one["law_s"], 1e6, 0), *ratios)
             shown.add_row(one["rules"], *numbers, str(one["support"]))
         output(110).print(shown)
     if (note := busy_note()) is not None:

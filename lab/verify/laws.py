@@ -1,6 +1,7 @@
 """`python -m lab.verify --laws`: what the law of one row of logits costs under sampling rules.
 
-The yardstick is the law at temperature 1. All rules take turns, so that what slows the machine for a while
+The yardsticks are the law at temperature 1, and the time in which the row is read once, for its largest
+number. All rules take turns, so that what slows the machine for a while
 slows all of them. Logits are synthetic: peaked as those of a network, nearly flat, and equal, which is the
 worst case of a rule that selects tokens.
 """
@@ -51,8 +52,10 @@ def measure_laws(vocab_sizes: Sequence[int], repeats: int, device: torch.device)
     for vocab, kind in product(vocab_sizes, KINDS):
         row = _logits(vocab, kind).to(device)
         # The first turn is a warm-up.
-        turns = [[_law_s(row, rules) for rules in all_rules] for _ in range(repeats + 1)][1:]
-        seconds = list(zip(*turns, strict=True))
+        turns = [
+            [_read_s(row), *(_law_s(row, rules) for rules in all_rules)] for _ in range(repeats + 1)
+        ][1:]
+        read, *seconds = zip(*turns, strict=True)
         records += [
             {
                 "vocab": vocab,
@@ -60,6 +63,7 @@ def measure_laws(vocab_sizes: Sequence[int], repeats: int, device: torch.device)
                 "rules": mode(*RULES[place]),
                 "support": law_from_logits(row, rules).sparse().probs.numel(),
                 "law_s": asdict(RepeatSummary.of(seconds[place])),
+                "reads": asdict(RepeatSummary.of(paired_ratios(seconds[place], read))),
                 "ratio": asdict(RepeatSummary.of(paired_ratios(seconds[place], seconds[0]))),
             }
             for place, rules in enumerate(all_rules)
@@ -73,6 +77,13 @@ def _logits(vocab: int, kind: str) -> torch.Tensor:
     if kind == PEAKED:
         row[:_PEAKS] += torch.empty(len(row[:_PEAKS])).uniform_(0.0, 12.0, generator=generator)
     return row
+
+
+def _read_s(row: torch.Tensor) -> float:
+    start = time.perf_counter()
+    largest = [row.amax() for _ in range(LAWS)]
+    largest[-1].item()
+    return (time.perf_counter() - start) / LAWS
 
 
 def _law_s(row: torch.Tensor, rules: SamplingRules) -> float:

@@ -121,6 +121,7 @@ def test_no_weight_is_stored_twice(name, merged):
         assert torch.equal(weight, target.get_parameter(key))
 
 
+@pytest.mark.slow
 def test_decoding():
     """In graphs, behind texts, with trees and batches that are padded, beside hidden states."""
     target, compile_, capture = own("llama"), Counting("aot_eager"), pretend.Rerun()

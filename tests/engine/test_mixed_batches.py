@@ -154,7 +154,7 @@ RARE = pytest.mark.slow
             None,
             "eager",
         ),
-        ({"verifier": "block", "tree": "chain(3)"}, "eagle3", "compiled"),
+        pytest.param({"verifier": "block", "tree": "chain(3)"}, "eagle3", "compiled", marks=RARE),
         pytest.param(
             {"verifier": "rrs_without_replacement", "tree": "fixed_width((2, 2))"},
             None,
@@ -188,7 +188,7 @@ def test_each_text_of_a_mixed_batch_is_that_of_its_request(
     assert len(set(alone[0])) > len(OPTIONS) // 2
 
 
-@pytest.mark.parametrize("head", [None, "eagle3"])
+@pytest.mark.parametrize("head", [pytest.param(None, marks=RARE), "eagle3"])
 def test_a_graph_is_no_other_request_s(device, monkeypatch, tmp_path, head):
     """One after another, requests take the same row of the caches."""
     settings = {"verifier": "block", "tree": "chain(3)"}

@@ -94,7 +94,13 @@ def compile_module(module, like):
     return pending_module(module, like).make()
 
 
-@pytest.mark.parametrize("step", [FirstStep, partial(LaterStep, number=2)], ids=["first", "later"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(FirstStep, id="first", marks=pytest.mark.slow),
+        pytest.param(partial(LaterStep, number=2), id="later"),
+    ],
+)
 def test_steps_give_the_head_s_numbers(backend, step):
     module = step(shape_head()).eval()
     host = HfTreeModel(target(), module_maker=pending_module)

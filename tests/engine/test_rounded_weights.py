@@ -109,7 +109,7 @@ class TestDecoding:
     @pytest.mark.parametrize(
         "options",
         [
-            {"drafter": "suffix"},
+            pytest.param({"drafter": "suffix"}, marks=pytest.mark.slow),
             {"drafter": "model", "tree": "best_first(2, 2)", "controller": "fixed"},
         ],
         ids=["suffix", "tree"],

@@ -26,6 +26,7 @@ def report(lab, folder, *arguments):
     return {row["row"]: row for row in document["rows"]}, (folder / "report.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked_types")
 def test_every_row_is_measured(lab, tmp_path):
     names = [row.name for row in ROWS[1:]]  # the first runs tests

@@ -131,7 +131,13 @@ def test_types_are_mixed_as_llama_cpp_mixes_them():
         assert type_of(name, depth, 28, mix, tied=tied) == kind, name
 
 
-@pytest.mark.parametrize(("mix", "distance"), [("Q4_K_M", 0.05), ("Q8_0", 0.008), ("BF16", 0)])
+@pytest.mark.parametrize(
+    ("mix", "distance"),
+    [
+        ("Q4_K_M", 0.05),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in (("Q8_0", 0.008), ("BF16", 0))),
+    ],
+)
 def test_a_gguf_file_is_read_back(tmp_path, monkeypatch, mix, distance):
     monkeypatch.setenv("MONGE_CACHE", str(tmp_path / "cache"))
     source, path = built_in("target"), tmp_path / "new.gguf"

@@ -114,7 +114,14 @@ def stateful(name):
 
 
 @pytest.mark.filterwarnings("ignore")  # hints to install faster kernels
-@pytest.mark.parametrize("name", [name for name in STATEFUL if name != "mamba"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "qwen3_next"))
+        for name in STATEFUL
+        if name != "mamba"
+    ],
+)
 def test_recurrent_state_reads_chains(name):
     target = stateful(name)
     assert check(target, drafter="none") == 1

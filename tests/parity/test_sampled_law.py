@@ -59,7 +59,14 @@ def output_law(model, **options):
     return exact_law(program)
 
 
-@pytest.mark.parametrize("name", TREE_FAMILIES)
+OFTEN = {"llama", "mistral_window", "gemma3", "gpt2", "phi3", "opt"}
+"""Families that differ in what a tree is read by; `test_greedy` reads trees of all of them."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in OFTEN)) for name in TREE_FAMILIES],
+)
 def test_trees(name):
     model = network(name)
     output = output_law(model, tree="fixed_width((2, 1))", verifier="rrs_without_replacement")

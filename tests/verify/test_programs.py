@@ -185,10 +185,17 @@ MIXTURES = {
     ),
 }
 """Kinds of candidates and widths of levels that occur in one batch."""
+SLOW = {"layer", "optimal", "traversal"}
 
 
-@pytest.mark.parametrize("records", [False, True])
-@pytest.mark.parametrize("rule", MIXTURES)
+@pytest.mark.parametrize(
+    ("rule", "records"),
+    [
+        pytest.param(rule, records, marks=[pytest.mark.slow] * (records and rule in SLOW))
+        for rule in MIXTURES
+        for records in (False, True)
+    ],
+)
 def test_requests_of_a_batch_share_nothing_that_differs(rule, records) -> None:
     """Sampling rules, shapes, ways of drawing, and laws of few tokens and of all, in any order."""
 

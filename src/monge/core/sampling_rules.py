@@ -21,6 +21,7 @@ from monge.core.law import (
     sparse_part,
     trusted_law,
 )
+from monge.core.lazy_laws import ScoredLaw, can_score, scored_laws
 from monge.core.top_p import most_probable, most_probable_ids
 
 
@@ -132,6 +133,12 @@ def laws_from_logits(
     logits: Float[Tensor, "nodes vocab"], rules: SamplingRules
 ) -> list[Law | None]:
     """`law_from_logits` for every row at once; `None` where a row's logits make no law."""
+    if rules.temperature > 0 and can_score(logits, rules.temperature):
+        scored = scored_laws(logits, rules.temperature)
+        if not rules.truncates:
+            return [*scored]
+        rows = zip(logits, scored, strict=True)
+        return [law and _kept(row, law, rules) for row, law in rows]
     if rules.temperature == 1 and not rules.truncates:
         return list(softmax_laws(logits))
     laws: list[Law | None] = []
@@ -254,6 +261,11 @@ def _scores(
     # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
     most = logits.amax(-1, keepdim=True) if largest is None else largest
     return (logits.double() - most).div_(temperature)
+
+
+def _kept(logits: Float[Tensor, " vocab"], law: ScoredLaw, rules: SamplingRules) -> SparseLaw:
+    part = law.truncated(rules.top_k, rules.top_p, rules.min_p)
+    return _truncated(_scores(logits, rules.temperature), rules) if part is None else part
 
 
 def _truncated(scores: Float64[Tensor, " vocab"], rules: SamplingRules) -> SparseLaw:

@@ -1,4 +1,4 @@
-"""Ask the drafter, and go on without it where it fails.
+"""Ask the drafter, go on without it where it fails, and say what a round made of its tree.
 
 A drafter that raises before anything is drawn is turned off for the requests of that call: they
 are decoded plainly from there on, and one warning says so. If it raises after a draw, the round
@@ -16,9 +16,11 @@ from torch import Tensor
 
 from monge.core.context import DraftPlan
 from monge.core.draws import num_drawn
-from monge.core.errors import DrafterError
+from monge.core.errors import DrafterError, MongeError
+from monge.core.law import Law
 from monge.core.model import draft_length
-from monge.core.tree import fixed_chain, root_only
+from monge.core.proposal import Independent, Proposal
+from monge.core.tree import TokenTree, fixed_chain, root_only
 from monge.core.verdict import Verdict, VerifiedTree
 from monge.draft.base import AnyDraft, Draft
 from monge.engine.components import Components
@@ -40,6 +42,16 @@ class Row:
     laws: NodeLaws
     verdict: Verdict
     tree: VerifiedTree | None = None
+
+
+def row_of(
+    session: Session, plan: DraftPlan, draft: Draft[Any], laws: NodeLaws, verdict: Verdict
+) -> Row:
+    """Return the row of a verified tree, with what a request that keeps trees wants of it."""
+    # Now, since a backend may write the next logits to the same place.
+    keeps = session.request.keeps_trees
+    tree = _verified_tree(draft.tree, laws, verdict) if keeps else None
+    return Row(session, plan, draft, laws, verdict, tree)
 
 
 def draft_trees(
@@ -166,6 +178,43 @@ def token_probs(draft: Draft[Any], verdict: Verdict) -> tuple[float, ...]:
     tokens = tuple(tree.token_ids[node] for node in path)
     probs = (draft.token_probs.get(tokens[:depth]) for depth in range(1, len(tokens) + 1))
     return tuple(prob for prob in probs if prob is not None)
+
+
+def _verified_tree(tree: TokenTree, laws: NodeLaws, verdict: Verdict) -> VerifiedTree:
+    """Return a verified tree with the probabilities of its tokens; nothing is drawn for that."""
+    nodes = range(1, tree.num_nodes)
+    target = [_target_prob(laws, tree.parents[node], tree.token_ids[node]) for node in nodes]
+    draft = [_draft_prob(tree, node) for node in nodes]
+    last = verdict.path[-1] if verdict.path else 0
+    return VerifiedTree(
+        token_ids=tree.token_ids,
+        parents=tree.parents,
+        target_probs=(None, *target),
+        draft_probs=(None, *draft),
+        path=verdict.path,
+        next_prob=_target_prob(laws, last, verdict.next_token),
+    )
+
+
+def _target_prob(laws: NodeLaws, node: int, token: int) -> float | None:
+    try:
+        return laws[node].prob(token)
+    except MongeError:  # a processor, or logits, at a node that the verifier did not look at
+        return None
+
+
+def _draft_prob(tree: TokenTree, node: int) -> float | None:
+    parent = tree.parents[node]
+    law = _law_of(tree.proposals[parent], tree.candidates[parent].index(node))
+    # A law has no mass for candidates beside it that were not drawn.
+    return None if law is None else law.prob(tree.token_ids[node]) or None
+
+
+def _law_of(proposal: Proposal, place: int) -> Law | None:
+    """Return the law that a candidate was drawn from, if it was drawn."""
+    if isinstance(proposal, Independent):
+        return proposal.laws[place]
+    return getattr(proposal, "law", None)
 
 
 def _drawn_in_vain(sessions: Sequence[Session], error: Exception) -> DrafterError:

@@ -7,11 +7,10 @@ from monge.core.verdict import StageTimes, StepRecord, Verdict
 from monge.draft.base import Draft
 from monge.engine.clock import StageTimer
 from monge.engine.components import Components
-from monge.engine.drafting import Row, close_drafter, draft_trees, observe, token_probs
+from monge.engine.drafting import Row, close_drafter, draft_trees, observe, row_of, token_probs
 from monge.engine.planning import learn, plan_round
 from monge.engine.sampling import NodeLaws
 from monge.engine.session import Session, catch
-from monge.engine.trees import verified_tree
 from monge.verify.problem import ScoredTree
 
 
@@ -59,10 +58,7 @@ def run_round(sessions: Sequence[Session], components: Components, *, num_waitin
         sessions, plans, drafts, laws, verdicts, strict=True
     ):
         if isinstance(verdict, Verdict):
-            # Now, since a backend may write the next logits to the same place.
-            keeps = session.request.keeps_trees
-            tree = verified_tree(draft.tree, law, verdict) if keeps else None
-            rows.append(Row(session, plan, draft, law, verdict, tree))
+            rows.append(row_of(session, plan, draft, law, verdict))
         else:
             session.fail(law.explain(verdict))
     components.target.commit({row.session.request_id: (0, *row.verdict.path) for row in rows})

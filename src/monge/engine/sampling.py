@@ -11,6 +11,7 @@ from torch import Tensor
 from monge.core.context import Context
 from monge.core.errors import ProcessorError
 from monge.core.law import Law
+from monge.core.lazy_laws import can_score
 from monge.core.sampling_rules import Recorder, SamplingRules, law_from_logits, laws_from_logits
 from monge.core.tree import TokenTree
 from monge.engine.grammar import GrammarState
@@ -19,6 +20,8 @@ from monge.engine.tree_mask import TreeMask
 
 _FEW: Final = 1 << 17
 """Number of logits in which the largest are found in the time of a few calls."""
+_FEW_NODES: Final = 5
+"""Nodes of a chain, of which a verifier asks most."""
 
 
 class NodeLaws:
@@ -26,8 +29,8 @@ class NodeLaws:
 
     A verifier visits few nodes of many.
 
-    On a device all are made at once, since the host waits once for whatever it asks; and those of
-    greedy decoding where they are looked through faster than asked for one by one.
+    On a device all are made at once, since the host waits once for whatever it asks. So are those of
+    greedy decoding and of few nodes, where they are made faster than asked for one by one.
 
     Args:
         logits: Target logits of the nodes.
@@ -103,8 +106,11 @@ class NodeLaws:
     def _makes_all(self) -> bool:
         if self._processors:
             return False
-        return not self._logits.is_cpu or (
-            self._context.rules.temperature == 0 and self._logits.numel() <= _FEW
+        heat = self._context.rules.temperature
+        return (
+            not self._logits.is_cpu
+            or (heat == 0 and self._logits.numel() <= _FEW)
+            or (len(self) <= _FEW_NODES and can_score(self._logits, heat))
         )
 
     def explain(self, error: Exception) -> Exception:

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers import modeling_gguf_pytorch_utils as host
 
 from monge.backends.cpu.gguf_blocks import BLOCK_TYPES, panels_of_type
+from monge.backends.cpu.law_masses import load_law_masses
 from monge.backends.cpu.packed_linear import (
     PackedEmbedding,
     PackedLinear,
@@ -93,6 +94,7 @@ def read_packed(folder: Path, attention: str | None = None) -> PreTrainedModel:
         OSError, ValueError, RuntimeError: As `transformers`, and if the compiler refuses.
     """
     load_packed_linear()
+    load_law_masses()
     network = empty_network(AutoConfig.from_pretrained(folder), attention)
     network.generation_config = GenerationConfig.from_pretrained(folder)
     _make_buffers(network)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from monge.core.draws import Draws
-from monge.core.excess import Excess
 from monge.core.law import Law, LawSequence
+from monge.core.lazy_laws import Excess
 from monge.core.proposal import Deterministic, Iid, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.excess import below
 from monge.core.law import Law
+from monge.core.lazy_laws import below
 from monge.core.proposal import Deterministic, Iid, Independent, Proposal
 from monge.transport.canonical import MAX_LEADING, PairSelection, Tournament, tournament
 from monge.verify.flow import Flow, FlowRule, walked

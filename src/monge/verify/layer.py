@@ -22,8 +22,8 @@ from typing import Final
 import torch
 
 from monge.core.draws import Draws
-from monge.core.excess import below
 from monge.core.law import Law, LawSequence, SparseLaw
+from monge.core.lazy_laws import below
 from monge.core.proposal import (
     Deterministic,
     HubPairs,

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from monge.core.draws import Draws
 from monge.core.errors import unknown_name
-from monge.core.excess import below
 from monge.core.law import Law
+from monge.core.lazy_laws import below
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
 from monge.transport.rearrangement import Rearrangement
 from monge.transport.rearrangement_law import ScoreTable

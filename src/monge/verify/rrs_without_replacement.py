@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from monge.core.draws import Draws
-from monge.core.excess import Excess
 from monge.core.law import Law
+from monge.core.lazy_laws import Excess
 from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
 from monge.verify.flow import Emission, Flow, FlowRule, walked
 from monge.verify.functional.masked import share

@@ -8,8 +8,8 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from monge.core.draws import Draws
-from monge.core.excess import below
 from monge.core.law import Law, SparseLaw
+from monge.core.lazy_laws import below
 from monge.core.proposal import Deterministic, Proposal
 from monge.core.systematic import Cells, Systematic
 from monge.transport.systematic import Schedule, earliest_deadline_first

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from monge.backends.cpu import grouped_attention, packed_linear
 from monge.backends.cpu.grouped_attention import load_grouped_attention
+from monge.backends.cpu.law_masses import load_law_masses
 from monge.backends.cpu.native_library import compiler_obstacle
 from monge.backends.cpu.packed_linear import load_packed_linear, merge_products, pack_linears
 from monge.backends.cpu.program_cache import (
@@ -376,6 +377,7 @@ def load_program(stored: StoredProgram, tensors: Mapping[str, Tensor]) -> Run:
     """Load a program with these weights and buffers, which it keeps alive; its inputs must be contiguous."""
     load_packed_linear()
     load_grouped_attention()
+    load_law_masses()
     # As `aoti_load_package` does, without asking the compiler for a second what this machine is, which
     # is part of a program's key.
     aoti: Any = vars(torch._C)["_aoti"]

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float64, Int64
 
 from monge.core.draws import Draws
-from monge.core.excess import below
 from monge.core.law import Law
+from monge.core.lazy_laws import below
 from monge.verify.fast.scores import SMALLEST_MASS, STEPS
 from monge.verify.flow import Flow
 from monge.verify.problem import NodeProblem

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.excess import Excess
 from monge.core.law import Law, one_hot
+from monge.core.lazy_laws import Excess
 from monge.core.levels import independent
 
 Value = Any

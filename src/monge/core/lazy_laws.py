@@ -1,0 +1,332 @@
+"""Laws whose masses are computed where they are asked: the excess of a law over another one, and laws of scores.
+
+With scores s at temperature T, `p(x) = exp((s(x) - max s) / T) / Z`. A verifier asks for a few
+masses, for the sum of what p has above a draft law, and for a draw. Machine code of a backend, where
+there is one, computes these; a row of masses in float64 is written for those alone who read it. Its
+masses agree with those of a softmax in float64 up to a relative error of 1e-12, so a uniform within
+it of a threshold may decide otherwise.
+
+p = target law, q = draft law.
+"""
+
+import ctypes
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from monge.core.errors import LawError
+from monge.core.law import DenseLaw, Law, SparseLaw, residual, sparse_part, trusted_law
+
+_BLOCK: Final = 1024
+"""Tokens of a block whose sum is known, as in `law_masses.cpp`."""
+_KINDS: Final = {torch.float32: 0, torch.bfloat16: 1}
+_MASSES: Final = 2
+_SMALLEST: Final = -708.0
+"""Exponent below which a mass is 0: e to it is about the smallest normal number."""
+_LEAST: Final = 1 << 14
+"""Vocabulary below which a row of masses is written in less time than it takes to ask for a few."""
+_WIDEST: Final = 10**6
+"""Largest temperature, and the inverse of the smallest, at which different scores have different masses."""
+
+
+class _Numbers(ctypes.Structure):
+    """`Law` of `law_masses.cpp`: scores, or masses; with token ids, of these tokens."""
+
+    _fields_ = (
+        ("numbers", ctypes.c_void_p),
+        ("token_ids", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("kind", ctypes.c_int64),
+        ("largest", ctypes.c_double),
+        ("heat", ctypes.c_double),
+        ("weight", ctypes.c_double),
+    )
+    kept: Any
+    """The tensors that hold the numbers."""
+
+
+_LAW: Final = ctypes.POINTER(_Numbers)
+_ARRAY, _NUMBER, _COUNT = ctypes.c_void_p, ctypes.c_double, ctypes.c_int64
+SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "scan": (None, (_LAW, _COUNT, _ARRAY, _ARRAY)),
+    "masses": (None, (_LAW, _LAW, _NUMBER, _COUNT, _ARRAY)),
+    "excess": (_NUMBER, (_LAW, _LAW, _NUMBER, _COUNT, _ARRAY, _ARRAY)),
+    "quantile": (_COUNT, (_LAW, _LAW, _NUMBER, _COUNT, _ARRAY, _NUMBER)),
+    "select": (_COUNT, (_LAW, _ARRAY, _COUNT, _NUMBER, _NUMBER)),
+    "selected": (None, (_ARRAY, _ARRAY)),
+}
+"""Result and arguments of the functions of `law_masses.cpp`, without `monge_` before their names."""
+
+_KERNELS: Final = dict[str, Callable[..., Any]]()
+
+
+def install(kernels: dict[str, Callable[..., Any]]) -> None:
+    """Compute masses by these functions from now on; see `SIGNATURES`."""
+    _KERNELS.update(kernels)
+
+
+def can_score(scores: Float[Tensor, "nodes vocab"], temperature: float | int) -> bool:
+    """Return whether the machine code takes scores at a temperature."""
+    return (
+        bool(_KERNELS)
+        and scores.is_cpu
+        and scores.dtype in _KINDS
+        and scores.shape[1] >= _LEAST
+        and scores.stride(1) == 1
+        and 1 / _WIDEST <= temperature <= _WIDEST
+    )
+
+
+class _Terms(NamedTuple):
+    """`(scale p - q)_+`, for the machine code; p itself without q."""
+
+    p: _Numbers
+    q: _Numbers | None
+    scale: float
+    vocab: int
+
+
+class LazyLaw(DenseLaw):
+    """`(scale p - q)_+`, normalised, or p itself; never written unless `probs` is read.
+
+    Args:
+        terms: What the machine code reads.
+        sums: Sums of its masses over blocks of tokens.
+        origin: The law p, where it is not this one.
+        total: Its mass, before it is normalised.
+    """
+
+    __slots__ = ("_kernels", "_origin", "_probs", "sums", "terms", "total")
+
+    # Nobody else writes; what a frozen dataclass with slots defines fails in subclasses.
+    __setattr__ = object.__setattr__
+
+    def __init__(
+        self, terms: _Terms, sums: Float64[Tensor, " blocks"], origin: Law | None, total: float
+    ) -> None:
+        self.terms, self.sums, self._origin, self.total = terms, sums, origin, total
+        self._kernels = _KERNELS
+        self._probs: Tensor | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return trusted_law, (self.probs,)
+
+    @property
+    def device(self) -> torch.device:
+        return self.sums.device
+
+    @property
+    def probs(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self,
+    ) -> Float64[Tensor, " vocab"]:
+        """Masses, written at the first reading."""
+        if self._probs is None:
+            probs = torch.empty(self.terms.vocab, dtype=torch.float64)
+            self._kernels["masses"](*self.terms, probs.data_ptr())
+            self._probs = probs if self.total == 1.0 else probs.div_(self.total)
+        return self._probs
+
+    def quantile(self, position: float) -> int:
+        token: int = self._kernels["quantile"](*self.terms, self.sums.data_ptr(), position)
+        if token < 0 and self._origin is not None:  # rounding alone left something of p
+            return self._origin.quantile(position)
+        return token
+
+    def excess_over(self, other: Law) -> "DenseLaw | None":
+        excess = excess_of(1.0, self, other)
+        return excess if excess.total > 0.0 else None
+
+
+class ScoredLaw(LazyLaw):
+    """The law of one row of scores at a temperature; the scores must stay as they are."""
+
+    __slots__ = ("_scores", "_tops")
+
+    def __init__(
+        self,
+        scores: Float[Tensor, " vocab"],
+        numbers: _Numbers,
+        sums: Float64[Tensor, " blocks"],
+        tops: Float64[Tensor, " blocks"],
+    ) -> None:
+        super().__init__(_Terms(numbers, None, 1.0, scores.numel()), sums, None, 1.0)
+        self._scores, self._tops, numbers.kept = scores, tops, scores
+
+    def prob(self, token_id: int) -> float:
+        if not 0 <= token_id < self.terms.vocab:
+            return 0.0
+        p = self.terms.p
+        exponent = (self._scores[token_id].item() - p.largest) * p.heat
+        return math.exp(exponent) * p.weight if exponent >= _SMALLEST else 0.0
+
+    def at(self, token_ids: Int64[Tensor, " support"]) -> Float64[Tensor, " support"]:
+        vocab, p = self.terms.vocab, self.terms.p
+        if self._probs is not None or 4 * token_ids.numel() > vocab:
+            return super().at(token_ids)
+        exponents = self._scores[token_ids].double().sub_(p.largest).mul_(p.heat)
+        return exponents.exp().mul_(p.weight).masked_fill_(exponents < _SMALLEST, 0.0)
+
+    def truncated(
+        self, top_k: int | None, top_p: float | int, min_p: float | int
+    ) -> SparseLaw | None:
+        """Return the law of the tokens that sampling rules keep; `None` where rounding could decide which."""
+        count = self._kernels["select"](
+            self.terms.p, self._tops.data_ptr(), top_k or 0, top_p, min_p
+        )
+        if count < 0:
+            return None
+        token_ids = torch.empty(count, dtype=torch.int64)
+        probs = torch.empty(count, dtype=torch.float64)
+        self._kernels["selected"](token_ids.data_ptr(), probs.data_ptr())
+        return sparse_part(token_ids, probs)
+
+
+def scored_laws(
+    scores: Float[Tensor, "nodes vocab"], temperature: float | int
+) -> list[ScoredLaw | None]:
+    """Return the law of every row of scores for which `can_score` holds; `None` where they make none."""
+    num_laws, vocab = scores.shape
+    numbers = (_Numbers * num_laws)()
+    begin, step = scores.data_ptr(), scores.stride(0) * scores.element_size()
+    for row, law in enumerate(numbers):
+        law.numbers, law.count, law.kind = begin + row * step, vocab, _KINDS[scores.dtype]
+        law.heat = 1.0 / temperature
+    sums = torch.empty(2, num_laws, _num_blocks(vocab), dtype=torch.float64)
+    _KERNELS["scan"](numbers, num_laws, sums[0].data_ptr(), sums[1].data_ptr())
+    return [
+        ScoredLaw(row, law, *of_row) if 0.0 < law.weight < math.inf else None
+        for row, law, *of_row in zip(scores, numbers, *sums, strict=True)
+    ]
+
+
+def excess_of(scale: float | int, p: LazyLaw, q: Law) -> LazyLaw:
+    """Return `(scale p - q)_+`, which is no law where its `total` is 0.
+
+    Raises:
+        LawError: If the laws are not over one vocabulary.
+    """
+    vocab, others = p.terms.vocab, _numbers_of(q)
+    size = others.count if isinstance(q, DenseLaw) else int(q.sparse().token_ids[-1]) + 1
+    if size > vocab or (isinstance(q, DenseLaw) and size < vocab):
+        raise LawError(f"laws over {vocab} and {size} tokens cannot be compared")
+    terms, sums = (
+        _Terms(_numbers_of(p), others, scale, vocab),
+        torch.empty(_num_blocks(vocab), dtype=torch.float64),
+    )
+    known = p.sums.data_ptr() if isinstance(p, ScoredLaw) else None
+    total = _KERNELS["excess"](*terms, known, sums.data_ptr())
+    return LazyLaw(terms, sums, p, total)
+
+
+def _num_blocks(vocab: int) -> int:
+    return -(-vocab // _BLOCK)
+
+
+def _numbers_of(law: Law) -> _Numbers:
+    if isinstance(law, ScoredLaw):
+        return law.terms.p
+    if isinstance(law, DenseLaw):
+        probs, ids = law.probs.contiguous(), None
+    else:
+        part = law.sparse()
+        probs, ids = part.probs.contiguous(), part.token_ids.contiguous()
+    numbers = _Numbers(
+        numbers=probs.data_ptr(),
+        token_ids=None if ids is None else ids.data_ptr(),
+        count=probs.numel(),
+        kind=_MASSES,
+        weight=1.0,
+    )
+    numbers.kept = probs, ids
+    return numbers
+
+
+@dataclass(frozen=True)
+class Excess:
+    """`(scale p - q)_+`. Its mass and its law are computed on demand.
+
+    Args:
+        scale: In (0, 1].
+        p: Target law.
+        q: Draft law.
+    """
+
+    scale: float
+    p: Law
+    q: Law
+
+    @cached_property
+    def mass(self) -> float:
+        """Its mass."""
+        p, q = self.p, self.q
+        if self._lazy is not None:
+            return self._lazy.total
+        if isinstance(p, DenseLaw) and isinstance(q, DenseLaw):
+            return float(self._difference(p, q).sum())
+        if isinstance(p, DenseLaw):
+            part = q.sparse()  # of a few tokens: what they take of p is missing from its mass
+            taken = (self.scale * p.at(part.token_ids)).minimum(part.probs)
+            return max(0.0, self.scale - float(taken.sum()))
+        part = p.sparse()
+        return float((self.scale * part.probs - q.at(part.token_ids)).clamp_min(0.0).sum())
+
+    @property
+    def law(self) -> Law:
+        """Its normalised law; p if there is no mass."""
+        p, q = self.p, self.q
+        if self._lazy is not None:
+            return self._lazy if self._lazy.total > 0.0 else p
+        if self.scale == 1.0:
+            return residual(p, q)
+        if isinstance(p, DenseLaw) and isinstance(q, DenseLaw):
+            left = self._difference(p, q)
+            total = left.sum()
+            return trusted_law(left.div_(total)) if float(total) > 0.0 else p
+        part = q.sparse()
+        return below(p, part.token_ids, part.probs, self.scale)
+
+    @cached_property
+    def _lazy(self) -> LazyLaw | None:
+        return excess_of(self.scale, self.p, self.q) if isinstance(self.p, LazyLaw) else None
+
+    def _difference(self, p: DenseLaw, q: DenseLaw) -> Float64[Tensor, " vocab"]:
+        left = p.probs - q.probs if self.scale == 1.0 else self.scale * p.probs - q.probs
+        return left.clamp_min_(0.0)
+
+
+def below(
+    p: Law,
+    token_ids: Int64[Tensor, " support"],
+    masses: Float64[Tensor, " support"],
+    scale: float = 1.0,
+) -> Law:
+    """Normalised `s p - y`, the law of the token after a rejection; p itself if all of s p is accepted.
+
+    A rule that accepts token i with mass y_i <= p_i in all, and otherwise emits from p - y, has the
+    output law p, whatever y is: the two masses that are missing are the same, 1 - sum(y).
+
+    Args:
+        p: Target law.
+        token_ids: Increasing token ids, `[support]`.
+        masses: y of these tokens, at most s p; y is zero elsewhere, `[support]`.
+        scale: s.
+    """
+    if isinstance(p, DenseLaw):
+        rest = scale * p.probs
+        # y <= s p, but for the rounding of its sums.
+        rest[token_ids] = (rest[token_ids] - masses).clamp_min(0.0)
+        total = rest.sum()
+        # Where nothing is left, nothing is ever rejected: rounding alone brings a caller here.
+        return trusted_law(rest / total) if float(total) > 0.0 else p
+    part = p.sparse()
+    index = torch.searchsorted(token_ids, part.token_ids).clamp_max(token_ids.numel() - 1)
+    taken = torch.where(token_ids[index] == part.token_ids, masses[index], 0.0)
+    left = (scale * part.probs - taken).clamp_min(0.0)
+    (kept,) = (left > 0.0).nonzero(as_tuple=True)
+    return sparse_part(part.token_ids[kept], left[kept] / left.sum()) if kept.numel() else p

@@ -1,0 +1,191 @@
+"""Laws by machine code: the masses, sums, draws and selections of the plain laws, within rounding."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monge.backends.cpu.law_masses import load_law_masses
+from monge.core import lazy_laws
+from monge.core.errors import LawError
+from monge.core.law import DenseLaw, Law, SparseLaw, renamed
+from monge.core.lazy_laws import Excess, LazyLaw, ScoredLaw
+from monge.core.sampling_rules import SamplingRules, laws_from_logits
+
+RULES = (
+    SamplingRules(),
+    SamplingRules(temperature=0.7),
+    SamplingRules(temperature=0.01),
+    SamplingRules(top_p=0.9),
+    SamplingRules(top_k=3),
+    SamplingRules(min_p=0.05),
+    SamplingRules(temperature=0.7, top_k=40, top_p=0.9, min_p=0.01),
+)
+SIZES = (1, 2, 7, 8, 9, 1023, 1024, 1025, 5000)
+ROWS = st.tuples(
+    st.sampled_from(("rough", "coarse", "peaked", "masked", "equal")),
+    st.sampled_from(SIZES),
+    st.integers(0, 2**32 - 1),
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def machine_code():
+    load_law_masses()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lazy_laws, "_LEAST", 1)
+        yield
+
+
+def row(chosen, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    kind, size, seed = chosen
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=size)
+    if kind == "coarse":
+        values = rng.integers(-2, 3, size) / 2
+    elif kind == "peaked":
+        values = values * 3 + 20 * (rng.random(size) < 0.01)
+    elif kind == "masked":
+        values[rng.random(size) < 0.8] = -np.inf
+        values[rng.integers(size)] = 1.0
+    elif kind == "equal":
+        values[:] = 0.3
+    return torch.from_numpy(values).to(dtype)
+
+
+def both(scores: torch.Tensor, rules: SamplingRules) -> tuple[Law, Law]:
+    """The plain law, which float64 scores have, and that of machine code."""
+    (plain,) = laws_from_logits(scores.double()[None], rules)
+    (coded,) = laws_from_logits(scores[None], rules)
+    assert plain is not None
+    assert coded is not None
+    return plain, coded
+
+
+def near(value: float, other: float) -> bool:
+    return abs(value - other) <= 1e-12
+
+
+def assert_equal_draws(plain: Law, coded: Law, rng: np.random.Generator) -> None:
+    """Positions that are not within rounding of the end of an interval give one token."""
+    part = plain.sparse()
+    ends = part.probs.cumsum(0).numpy()
+    for position in (0.0, *rng.random(20).tolist(), 1 - 2**-53):
+        token = coded.quantile(position)
+        assert part.prob(token) > 0 or ends[-1] == 0
+        if np.abs(ends / ends[-1] - position).min() > 1e-12:
+            assert token == plain.quantile(position)
+
+
+@given(
+    chosen=ROWS,
+    rules=st.sampled_from(RULES),
+    dtype=st.sampled_from((torch.float32, torch.bfloat16)),
+)
+def test_masses_and_draws_are_those_of_the_plain_law(chosen, rules, dtype) -> None:
+    plain, coded = both(row(chosen, dtype), rules)
+    assert isinstance(coded, SparseLaw if rules.truncates else ScoredLaw)
+    every, some = torch.arange(chosen[1]), torch.arange(0, chosen[1], 7)
+    lazy = [coded.prob(token) for token in some.tolist()], coded.at(some)
+    assert_equal_draws(plain, coded, np.random.default_rng(chosen[2]))
+    expected = plain.at(every)
+    torch.testing.assert_close(coded.at(every), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        torch.tensor(lazy[0], dtype=torch.float64), expected[some], rtol=0, atol=1e-12
+    )
+    torch.testing.assert_close(lazy[1], expected[some], rtol=0, atol=1e-12)
+    if rules.truncates:
+        assert coded.sparse().token_ids.equal(plain.sparse().token_ids)
+
+
+def of_a_few(law: Law, size: int) -> Law:
+    """A draft law over every third token, named in the vocabulary."""
+    ids = torch.arange(0, size, 3)
+    masses = law.at(ids)
+    return renamed(DenseLaw(masses / masses.sum()), ids) if float(masses.sum()) > 0 else law
+
+
+@given(
+    chosen=ROWS,
+    kind=st.sampled_from(("rough", "coarse", "peaked", "equal")),
+    scale=st.sampled_from((1.0, 0.7, 1e-3)),
+    way=st.sampled_from(("scores", "masses", "some", "few")),
+)
+def test_what_a_law_has_above_another_one(chosen, kind, scale, way) -> None:
+    size = chosen[1]
+    (p, coded), (q, other) = (
+        both(row(each), SamplingRules(temperature=0.8))
+        for each in (chosen, (kind, size, chosen[2] + 1))
+    )
+    if way != "scores":
+        other = q
+    if way in {"some", "few"}:
+        other = q = q.sparse() if way == "some" else of_a_few(q, size)
+    plain, lazy = Excess(scale, p, q), Excess(scale, coded, other)
+    assert near(plain.mass, lazy.mass)
+    if plain.mass < 1e-9:
+        return
+    assert isinstance(lazy.law, LazyLaw)
+    every = torch.arange(size)
+    assert_equal_draws(plain.law, lazy.law, np.random.default_rng(chosen[2]))
+    atol = 1e-12 / plain.mass
+    torch.testing.assert_close(lazy.law.at(every), plain.law.at(every), rtol=0, atol=atol)
+    # What is left after a second rejection.
+    twice, again = Excess(1.0, plain.law, q), Excess(1.0, lazy.law, other)
+    assert abs(twice.mass - again.mass) <= 10 * atol
+
+
+def test_nothing_is_left_of_equal_laws() -> None:
+    scores = row(("rough", 3000, 1))
+    (p,), (q,) = laws_from_logits(scores[None], RULES[0]), laws_from_logits(scores[None], RULES[0])
+    assert p.excess_over(q) is None
+    assert Excess(1.0, p, q).law is p
+    for other in (q.sparse(), DenseLaw(q.probs)):
+        rest = Excess(1.0, p, other)
+        assert near(rest.mass, 0.0)
+        assert 0 <= rest.law.quantile(0.5) < 3000, "rounding alone brings a caller here"
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_scores_that_make_no_law(rules) -> None:
+    rows = torch.randn(5, 2000)
+    rows[0, 3], rows[1, 1999], rows[2], rows[3, :1500] = np.nan, np.inf, -np.inf, -np.inf
+    laws = laws_from_logits(rows, rules)
+    assert [law is None for law in laws] == [True, True, True, False, False]
+
+
+def test_laws_of_other_vocabularies_are_refused() -> None:
+    (p,), (q,) = (laws_from_logits(torch.zeros(1, size), RULES[0]) for size in (2000, 2001))
+    for other in (q, DenseLaw(q.probs), q.sparse(), q.sparse().without(0)):
+        with pytest.raises(LawError, match="laws over 2000 and 2001 tokens cannot be compared"):
+            _ = Excess(1.0, p, other).mass
+
+
+def test_a_law_is_the_same_with_more_threads_and_after_pickling() -> None:
+    scores, other = torch.randn(2, 300_000, generator=torch.Generator().manual_seed(1))
+    known = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        (p,), (q,) = (
+            laws_from_logits(scores[None], RULES[1]),
+            laws_from_logits(other[None], RULES[0]),
+        )
+        rest = Excess(0.9, p, q)
+        known.append(
+            (p.prob(7), p.quantile(0.4), rest.mass, rest.law.quantile(0.6), tuple(p.probs.tolist()))
+        )
+    torch.set_num_threads(1)
+    assert known[0] == known[1]
+    copy = pickle.loads(pickle.dumps(rest.law))
+    assert copy.quantile(0.6) == known[0][3]
+
+
+def test_the_plain_laws_stay_without_machine_code(monkeypatch) -> None:
+    (coded,) = laws_from_logits(torch.zeros(1, 9), RULES[0])
+    monkeypatch.setattr(lazy_laws, "_KERNELS", {})
+    (plain,) = laws_from_logits(torch.zeros(1, 9), RULES[0])
+    assert type(plain) is DenseLaw
+    assert coded.quantile(0.5) == plain.quantile(0.5), "a law goes on as it began"
