@@ -1,6 +1,7 @@
 """Laws by machine code: the masses, sums, draws and selections of the plain laws, within rounding."""
 
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,19 @@ from monge.core import lazy_laws
 from monge.core.errors import LawError
 from monge.core.law import DenseLaw, Law, SparseLaw, renamed
 from monge.core.lazy_laws import Excess, LazyLaw, ScoredLaw
-from monge.core.sampling_rules import SamplingRules, laws_from_logits
+from monge.core.sampling_rules import SamplingRules, law_from_logits, laws_from_logits
+from monge.draft.tree.children import children_of
+from monge.verify.base import as_verifier
+from monge.verify.block import Block
+from monge.verify.functional import DraftLaws, block
+from monge.verify.layer import Layer
+from monge.verify.optimal import Optimal
+from monge.verify.rrs import Rrs
+from monge.verify.rrs_without_replacement import RrsWithoutReplacement
+from monge.verify.single_draft import SingleDraft
+from monge.verify.target_walk import TargetWalk
+from monge.verify.traversal import Traversal
+from tests.verify.whole_trees import Tables, random_tables, text_error
 
 RULES = (
     SamplingRules(),
@@ -189,3 +202,91 @@ def test_the_plain_laws_stay_without_machine_code(monkeypatch) -> None:
     (plain,) = laws_from_logits(torch.zeros(1, 9), RULES[0])
     assert type(plain) is DenseLaw
     assert coded.quantile(0.5) == plain.quantile(0.5), "a law goes on as it began"
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_block_of_a_batch_reads_masses_where_they_lie(seed) -> None:
+    draws = torch.Generator().manual_seed(seed)
+    p, q = (torch.randn(9, 4, 2100, generator=draws).double().softmax(2) for _ in range(2))
+    q = 0.7 * p + 0.3 * q
+    p[8, 1] = torch.nan
+    token_ids = q.flatten(0, 1).multinomial(1, generator=draws).view(9, 4).roll(1, 1)
+    uniforms = torch.rand(9, 4, generator=draws, dtype=torch.float64)
+    arguments = p, token_ids, DraftLaws(q), uniforms
+    coded = block(*arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lazy_laws, "_KERNELS", {})
+        plain = block(*arguments)
+    assert all(map(torch.equal, coded, plain))
+    assert plain.next_token[8] == -1
+
+
+def test_a_masked_token_is_never_drawn() -> None:
+    """Not even at the last position below one."""
+    scores = torch.full((1, 4096), -torch.inf)
+    scores[0, 1500:2600] = 0.0
+    (law,) = laws_from_logits(scores, RULES[0])
+    assert law.quantile(0.0) == 1500
+    assert law.quantile(1 - 2**-53) == 2599
+    assert law.prob(0) == 0.0
+    assert law.probs.count_nonzero() == 1100
+
+
+class ScoredTables(Tables):
+    """Laws by machine code, which meet the law of a plain softmax of the same scores."""
+
+    def scores(self, path) -> torch.Tensor:
+        return torch.tensor(self.targets[path]).log().float()
+
+    def draft(self, path) -> Law:
+        return law_from_logits(torch.tensor(self.drafts[path]).log().float(), RULES[0])
+
+    def laws(self, tree) -> list[Law]:
+        paths = map(tree.path_tokens, range(tree.num_nodes))
+        return [law_from_logits(self.scores(path), RULES[1]) for path in paths]
+
+    def target_masses(self, path) -> np.ndarray:
+        return law_from_logits(self.scores(path).double(), RULES[1]).probs.numpy()
+
+
+CASES = [
+    (Block(), "iid", (1, 1)),
+    (SingleDraft(), "iid", (1, 1)),
+    (Rrs(), "iid", (2, 1)),
+    (RrsWithoutReplacement(), "without_replacement", (2, 1)),
+    (Traversal(), "without_replacement", (2, 1)),
+    (Layer(Rrs()), "iid", (2, 1)),
+    (Optimal(given="candidates"), "iid", (2, 1)),
+    (TargetWalk(), "top", (2, 1)),
+]
+
+
+def law_error_of(rule, kind, widths) -> float:
+    known = random_tables(vocab=3, depth=2, seed=1)
+    tables = ScoredTables(known.targets, known.drafts)
+
+    def children(path):
+        width = widths[len(path)] if len(path) < 2 else 0
+        return children_of(kind, tables.draft(path), width) if width else None
+
+    return text_error(as_verifier(rule), tables, children, 3)
+
+
+@pytest.mark.parametrize(("rule", "kind", "widths"), CASES, ids=str)
+def test_the_law_of_texts_is_the_target_s(rule, kind, widths) -> None:
+    assert law_error_of(rule, kind, widths) < 1e-12
+
+
+@pytest.mark.parametrize(("rule", "kind", "widths"), CASES[:5], ids=str)
+def test_a_wrong_excess_is_noticed(rule, kind, widths, monkeypatch) -> None:
+    """Of half the draft law, normalised."""
+
+    def halved(right, p, q, *rest):
+        if q is not None:
+            q = type(q).from_buffer_copy(q)
+            q.weight /= 2
+        return right(p, q, *rest)
+
+    for name in ("masses", "excess"):
+        monkeypatch.setitem(lazy_laws._KERNELS, name, partial(halved, lazy_laws._KERNELS[name]))
+    assert law_error_of(rule, kind, widths) > 1e-4

@@ -224,6 +224,29 @@ def excess_of(scale: float | int, p: LazyLaw, q: Law) -> LazyLaw:
     return LazyLaw(terms, sums, p, total)
 
 
+def excess_masses(
+    scale: Float64[Tensor, "batch rows"],
+    p: Float64[Tensor, "batch rows vocab"],
+    q: Float64[Tensor, "batch rows vocab"],
+) -> Float64[Tensor, "batch rows"] | None:
+    """Return the masses of `(scale p - q)_+`, which is not written; `None` where the machine code takes no such laws."""
+    vocab = p.shape[2]
+    # A compiler's tensors have no numbers.
+    if torch.compiler.is_compiling() or any(type(part) is not Tensor for part in (scale, p, q)):
+        return None
+    is_on_host = p.is_cpu and p.stride(2) == q.stride(2) == 1
+    if not _KERNELS or not is_on_host or vocab < _LEAST:
+        return None
+    p_row, q_row = (_Numbers(count=vocab, kind=_MASSES, weight=1.0) for _ in range(2))
+    sums = torch.empty(_num_blocks(vocab), dtype=torch.float64)
+    masses = list[float]()
+    for p_rows, q_rows, scales in zip(p, q, scale.tolist(), strict=True):
+        for p_of_row, q_of_row, factor in zip(p_rows, q_rows, scales, strict=True):
+            p_row.numbers, q_row.numbers = p_of_row.data_ptr(), q_of_row.data_ptr()
+            masses.append(_KERNELS["excess"](p_row, q_row, factor, vocab, None, sums.data_ptr()))
+    return torch.tensor(masses, dtype=torch.float64).view(scale.shape)
+
+
 def _num_blocks(vocab: int) -> int:
     return -(-vocab // _BLOCK)
 

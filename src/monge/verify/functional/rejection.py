@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
+from monge.core.lazy_laws import excess_masses
 from monge.verify.functional.masked import (
     AnyLaw,
     Mask,
@@ -349,12 +350,14 @@ class _RowChain:
         self.is_open = self.whole > 0.0
         self._probs, self._draft = probs, draft
         self._lengths = (token_ids[:, 1:] >= 0).sum(1)
-        ids = None if draft.token_ids is None else draft.token_ids[:, : self.depth].flatten(0, 1)
-        self._p = RowLaws(probs[:, : self.depth].flatten(0, 1))
-        self._q = RowLaws(draft.probs[:, : self.depth].flatten(0, 1), ids)
-        x = token_ids[:, 1:].flatten()
-        ratios = self._p.prob(x) / self._q.prob(x)
-        self._ratios = ratios.view(len(probs), self.depth).unbind(1)
+        x, ids = token_ids[:, 1:, None].clamp_min(0), draft.token_ids
+        p, q = probs[:, : self.depth], draft.probs[:, : self.depth]
+        drafted = (
+            q.gather(2, x).squeeze(2)
+            if ids is None
+            else torch.where(ids[:, : self.depth] == x, q, 0.0).sum(2)
+        )
+        self._ratios = (p.gather(2, x).squeeze(2) / drafted).unbind(1)
 
     def ratio(self, place: int) -> Float64[Tensor, " batch"]:
         return self._ratios[place]
@@ -363,11 +366,20 @@ class _RowChain:
         self, scales: Sequence[Float64[Tensor, " batch"]]
     ) -> Callable[[int], Float64[Tensor, " batch"]]:
         scale = torch.stack(list(scales), 1)
-        masses = excess(scale[:, : self.depth].flatten(), self._p, self._q).mass
-        mass = torch.cat([masses.view(len(scale), self.depth), scale[:, self.depth :]], 1)
+        mass = torch.cat([self._masses(scale[:, : self.depth]), scale[:, self.depth :]], 1)
         levels = torch.arange(self.depth + 1, device=scale.device)
         shares = torch.where(levels == self._lengths[:, None], scale, share(mass, scale))
         return shares.unbind(1).__getitem__
+
+    def _masses(self, scale: Float64[Tensor, "batch depth"]) -> Float64[Tensor, "batch depth"]:
+        """The masses of the excess at every node."""
+        p, (q, ids) = self._probs[:, : self.depth], self._draft
+        q = q[:, : self.depth]
+        if ids is None and (masses := excess_masses(scale, p, q)) is not None:
+            return masses
+        ids = None if ids is None else ids[:, : self.depth].flatten(0, 1)
+        rows = RowLaws(p.flatten(0, 1)), RowLaws(q.flatten(0, 1), ids)
+        return excess(scale.flatten(), *rows).mass.view(scale.shape)
 
     def has(self, count: int) -> Bool[Tensor, " batch"]:
         return self._lengths >= count
