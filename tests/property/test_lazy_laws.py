@@ -35,6 +35,7 @@ RULES = (
     SamplingRules(top_p=0.9),
     SamplingRules(top_k=3),
     SamplingRules(min_p=0.05),
+    SamplingRules(top_k=300, top_p=0.9),
     SamplingRules(temperature=0.7, top_k=40, top_p=0.9, min_p=0.01),
 )
 SIZES = (1, 2, 7, 8, 9, 1023, 1024, 1025, 5000)

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #if __has_include(<torch/csrc/stable/c/shim.h>)
@@ -325,7 +326,7 @@ bool keep_most_probable(std::vector<Candidate>& some, double wanted, double roun
     if (at->size() <= few || !(low < high)) break;
     // Buckets of scores, from the highest down. Only those of one bucket are sorted.
     const float width = (most_buckets - 1) / (high - low);
-    if (!std::isfinite(width)) break;
+    if (!(width > 0.0f && std::isfinite(width))) break;
     const auto bucket_of = [&](float score) { return static_cast<int>((high - score) * width); };
     double sums[most_buckets] = {};
     for (const auto& one : *at) sums[bucket_of(one.score)] += one.mass;
@@ -462,7 +463,7 @@ EXPORTED int64_t monge_select(const Law* law, const double* tops, int64_t top_k,
   double total = 0.0;
   const auto select = [&](float least) {
     selected.clear();
-    collect(*law, tops, least, selected);
+    collect(*law, tops, std::max(least, std::numeric_limits<float>::lowest()), selected);  // -inf has no mass
     total = add_masses(*law, selected);
   };
   const auto score_of = [&](double mass) {  // or one a little smaller
