@@ -305,11 +305,11 @@ def _flat(run: Run) -> Forward:
 
 def _tensors(inputs: Sequence[Any]) -> Iterator[Tensor]:
     # `tree_leaves` takes as long as a small step.
-    for one in inputs:
-        if isinstance(one, Tensor):
-            yield one
+    for value in inputs:
+        if isinstance(value, Tensor):
+            yield value
         else:
-            yield from _tensors(one)
+            yield from _tensors(value)
 
 
 def _compile_module(module: torch.nn.Module, like: Sequence[Tensor], key: str) -> StoredProgram:
