@@ -244,10 +244,11 @@ struct Candidate {
 // In order of mass, and of tokens among equal ones.
 inline bool before(const Candidate& a, const Candidate& b) { return a.score > b.score || (a.score == b.score && a.token < b.token); }
 
+constexpr int64_t run = 64;  // tokens
+
 // Calls `visit(first, end)` for runs of tokens of which one at least has this score, which `visit` may raise.
 template <typename Visit>
 void visit_runs(const Law& law, const double* tops, const float& least, Visit visit) {
-  constexpr int64_t run = 64;
   for (int64_t at = 0; at < blocks_of(law.count); at++) {
     if (tops[at] < least) continue;
     const int64_t end = std::min((at + 1) * block, law.count);
@@ -275,14 +276,15 @@ void collect(const Law& law, const double* tops, float least, std::vector<Candid
 // The `count`-th largest score.
 float top_score(const Law& law, const double* tops, int64_t count) {
   thread_local std::vector<float> scores;
+  scores.clear();
   float least = -INFINITY;
   const auto shorten = [&] {
     std::nth_element(scores.begin(), scores.begin() + (count - 1), scores.end(), std::greater<float>());
     scores.resize(count);
     least = scores[count - 1];
   };
-  if (count <= blocks_of(law.count)) {  // as many have the score of a block's top
-    scores.assign(tops, tops + blocks_of(law.count));
+  if (count <= law.count / run) {  // as many tokens as runs have at least the top of their run
+    for (int64_t first = 0; first < law.count; first += run) scores.push_back(top_of(law, first, std::min(run, law.count - first)));
     shorten();
   }
   scores.clear();
