@@ -222,6 +222,31 @@ def test_block_of_a_batch_reads_masses_where_they_lie(seed) -> None:
     assert plain.next_token[8] == -1
 
 
+def test_masses_at_the_boundary_of_a_rule_are_decided_by_the_plain_law() -> None:
+    """They are exact in binary, so rounding would decide in the machine code."""
+    (law,) = laws_from_logits(torch.zeros(1, 4096), RULES[0])
+    for rules, count in (
+        (SamplingRules(top_p=0.5), 2048),
+        (SamplingRules(min_p=1.0), 4096),
+        (SamplingRules(top_k=1), 4096),
+    ):
+        assert law.truncated(rules.top_k, rules.top_p, rules.min_p) is None or rules.top_k
+        (kept,) = laws_from_logits(torch.zeros(1, 4096), rules)
+        assert kept.sparse().token_ids.tolist() == list(range(count))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_tokens_and_rows_beyond_the_vocabulary_are_refused() -> None:
+    (law,) = laws_from_logits(torch.zeros(1, 2000), RULES[0])
+    with pytest.raises(LawError, match="law over 2000 tokens, asked about token 2000"):
+        law.at(torch.tensor([3, 2000]))
+    p = torch.full((1, 2, 2000), 1 / 2000, dtype=torch.float64)
+    scale = torch.ones(1, 2, dtype=torch.float64)
+    assert lazy_laws.excess_masses(scale, p, p).tolist() == [[0.0, 0.0]]
+    for other in (p[:, :, 1:], p.float()):
+        assert lazy_laws.excess_masses(scale, p, other) is None
+
+
 def test_a_masked_token_is_never_drawn() -> None:
     """Not even at the last position below one."""
     scores = torch.full((1, 4096), -torch.inf)

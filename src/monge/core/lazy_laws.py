@@ -32,7 +32,7 @@ _SMALLEST: Final = -708.0
 _LEAST: Final = 1 << 14
 """Vocabulary below which a row of masses is written in less time than it takes to ask for a few."""
 _WIDEST: Final = 10**6
-"""Largest temperature, and the inverse of the smallest, at which different scores have different masses."""
+"""Largest temperature that the machine code takes; its inverse is the smallest."""
 
 
 class _Numbers(ctypes.Structure):
@@ -167,7 +167,9 @@ class ScoredLaw(LazyLaw):
 
     def at(self, token_ids: Int64[Tensor, " support"]) -> Float64[Tensor, " support"]:
         vocab, p = self.terms.vocab, self.terms.p
-        if self._probs is not None or 4 * token_ids.numel() > vocab:
+        is_few = 4 * token_ids.numel() <= vocab
+        # Tokens beyond the vocabulary are refused there.
+        if self._probs is not None or not is_few or bool((token_ids >= vocab).any()):
             return super().at(token_ids)
         exponents = self._scores[token_ids].double().sub_(p.largest).mul_(p.heat)
         return exponents.exp().mul_(p.weight).masked_fill_(exponents < _SMALLEST, 0.0)
@@ -234,8 +236,10 @@ def excess_masses(
     # A compiler's tensors have no numbers.
     if torch.compiler.is_compiling() or any(type(part) is not Tensor for part in (scale, p, q)):
         return None
-    is_on_host = p.is_cpu and p.stride(2) == q.stride(2) == 1
-    if not _KERNELS or not is_on_host or vocab < _LEAST:
+    # The machine code would read past the end of other rows.
+    is_alike = p.shape == q.shape and p.dtype == q.dtype == torch.float64
+    is_on_host = p.is_cpu and q.is_cpu and p.stride(2) == q.stride(2) == 1
+    if not (_KERNELS and is_alike and is_on_host and vocab >= _LEAST):
         return None
     p_row, q_row = (_Numbers(count=vocab, kind=_MASSES, weight=1.0) for _ in range(2))
     sums = torch.empty(_num_blocks(vocab), dtype=torch.float64)

@@ -21,7 +21,7 @@ from monge.engine.tree_mask import TreeMask
 _FEW: Final = 1 << 17
 """Number of logits in which the largest are found in the time of a few calls."""
 _FEW_NODES: Final = 5
-"""Nodes of a chain, of which a verifier asks most."""
+"""Size of a tree of which a verifier reads most nodes."""
 
 
 class NodeLaws:
@@ -29,8 +29,8 @@ class NodeLaws:
 
     A verifier visits few nodes of many.
 
-    On a device all are made at once, since the host waits once for whatever it asks. So are those of
-    greedy decoding and of few nodes, where they are made faster than asked for one by one.
+    A device makes all laws at once, since each request would be a wait. The host does so for greedy
+    decoding and for trees of a few nodes, where one call is faster than one call a node.
 
     Args:
         logits: Target logits of the nodes.

@@ -21,7 +21,7 @@
 namespace {
 
 constexpr int lanes = 8;
-constexpr int64_t block = 1024;                // tokens
+constexpr int64_t block = 1024;  // tokens
 constexpr int64_t thread_blocks = (1 << 14) / block;  // that are worth a thread
 
 typedef double Doubles __attribute__((vector_size(8 * lanes)));
@@ -245,6 +245,7 @@ struct Candidate {
 inline bool before(const Candidate& a, const Candidate& b) { return a.score > b.score || (a.score == b.score && a.token < b.token); }
 
 constexpr int64_t run = 64;  // tokens
+constexpr double mass_error = 1e-12;  // relative, which masses stay below: see `exponential`
 
 // Calls `visit(first, end)` for runs of tokens of which one at least has this score, which `visit` may raise.
 template <typename Visit>
@@ -488,7 +489,7 @@ EXPORTED int64_t monge_select(const Law* law, const double* tops, int64_t top_k,
   if (top_p < 1.0 && !keep_most_probable(selected, top_p * total, rounding * total)) return -1;
   const double least = min_p * law->weight;
   for (const auto& one : selected)
-    if (min_p > 0.0 && std::abs(one.mass - least) <= 1e-12 * least) return -1;
+    if (min_p > 0.0 && std::abs(one.mass - least) <= mass_error * least) return -1;
   selected.erase(std::remove_if(selected.begin(), selected.end(), [&](const Candidate& one) { return !(one.mass > 0.0) || one.mass < least; }),
                  selected.end());
   return selected.size();
