@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import readline
+import select
 import subprocess
 import sys
 
@@ -165,18 +166,23 @@ def test_a_pasted_text_is_one_message():
     parent, child = pty.openpty()
     command = [sys.executable, "-c", SCRIPT]
     env = os.environ | {"TERM": "xterm", "INPUTRC": os.devnull}
-    with subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=env):
-        os.close(child)
-        typed = [b"\x1b[200~def f():\n    return 1\n\nf()\x1b[201~\r", b"and a line\r", b"\x04"]
-        shown = b""
-        while True:
+    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=env)
+    os.close(child)
+    typed = [b"\x1b[200~def f():\n    return 1\n\nf()\x1b[201~\r", b"and a line\r", b"\x04"]
+    shown = b""
+    try:
+        while select.select([parent], [], [], 60)[0]:
             try:
-                piece = os.read(parent, 4096)
+                shown += os.read(parent, 4096)
             except OSError:  # the other end is closed
                 break
-            shown += piece
             if typed and shown.endswith(b"\n> "):
                 os.write(parent, typed.pop(0))
+        else:
+            pytest.fail(f"it waits after {shown!r}, and {typed} was not typed")
+    finally:
+        process.kill()
+        process.wait()
         os.close(parent)
     understood = json.loads(shown.decode().splitlines()[-1])
     assert understood == ["def f():\n    return 1\n\nf()", "and a line"]
