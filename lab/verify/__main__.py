@@ -9,7 +9,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lab.command import run
-from lab.verify.laws import VOCAB_SIZES, measure_laws
+from lab.verify.laws import RULES, VOCAB_SIZES, measure_laws
 from lab.verify.measure import QUICK, VerifySettings, measure
 from monge.backends.cpu.law_masses import load_law_masses
 from monge.bench.provenance import busy_note
@@ -39,7 +39,7 @@ def main(
     laws: bool = options.switch(
         "--laws",
         options.MEASURING,
-        "Measure laws of logits under sampling rules in place of rules.",
+        "Measure laws of logits under sampling rules in place of rules; trees under the same.",
     ),
     batch: list[int] | None = options.measuring(
         None, "Nodes or trees of one measurement; may be repeated.", VerifySettings().batch_sizes
@@ -61,19 +61,21 @@ def main(
     target's laws are made of its logits inside the clock; a time is the mean over eight verdicts
     of a batch, each from other draws. A rule that is too slow at a size, or not exact for the candidates, is
     listed with the reason. With `--laws` the law of one row of logits is made under several sampling
-    rules, peaked and flat, beside that at temperature 1. With `--json` the last line of standard output is one JSON object.
+    rules, peaked and flat, beside that at temperature 1; with `--tree` too, trees are verified under
+    each of them. With `--json` the last line of standard output is one JSON object.
 
     **Examples**
 
         python -m lab.verify --quick
         python -m lab.verify --rules optimal --rules k_seq --vocab 131072 --candidates 8
         python -m lab.verify --laws --repeats 50
+        python -m lab.verify --laws --tree "chain(3)" --rules block --vocab 49152 --support 0 --batch 1
         python -m lab.verify --vocab 49152 --support 64 --tree "chain(4)" --tree "fixed_width((4, 1, 1, 1), 'iid')"
     """
     options.set_threads(threads)
     if usable_device(device).type == "cpu":
         load_law_masses()  # as compiled backends do
-    if laws:
+    if laws and not tree:
         document = measure_laws(
             vocab or VOCAB_SIZES, repeats or VerifySettings().repeats, usable_device(device)
         )
@@ -92,7 +94,7 @@ def main(
     settings = replace(
         QUICK if quick else VerifySettings(),
         **{name: tuple(some) for name, some in lists.items() if some},
-        **options.given(repeats=repeats),
+        **options.given(repeats=repeats, sampling=RULES if laws else None),
     )
     columns, console = (
         (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}")),
@@ -113,7 +115,8 @@ def main(
 def _title(cell: dict[str, Any]) -> str:
     laws = f"vocabulary {cell['vocab']}, support {cell['support']}"
     if "tree" in cell:
-        return f"{laws}, {cell['tree']} of {cell['nodes']} nodes, batch {cell['batch']}"
+        tree = f"{cell['tree']} of {cell['nodes']} nodes"
+        return f"{laws}, {tree}, {cell['sampling']}, batch {cell['batch']}"
     return f"{laws}, {cell['width']} candidates, batch {cell['batch']}"
 
 
@@ -129,12 +132,13 @@ def report(document: dict[str, Any]) -> None:
             (one for one in records if "ratio" in one), key=lambda one: one[f"{part}_s"]["median"]
         )
         shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-        for column in ("rule", f"us a {part}", "x softmax + multinomial"):
+        ratios = {"x softmax + multinomial": "ratio"}
+        ratios |= {"x reading once": "reads"} if part == "tree" else {}
+        for column in ("rule", f"us a {part}", *ratios):
             shown.add_column(column, justify="left" if column == "rule" else "right", no_wrap=True)
         for one in measured:
-            shown.add_row(
-                one["rule"], _ranged(one[f"{part}_s"], 1e6, 0), _ranged(one["ratio"], 1.0, 3)
-            )
+            numbers = (_ranged(one[name], 1.0, 3) for name in ratios.values())
+            shown.add_row(one["rule"], _ranged(one[f"{part}_s"], 1e6, 0), *numbers)
         console.print(shown)
         for one in records:
             if "skipped" in one:

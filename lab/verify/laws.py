@@ -53,7 +53,7 @@ def measure_laws(vocab_sizes: Sequence[int], repeats: int, device: torch.device)
         row = _logits(vocab, kind).to(device)
         # The first turn is a warm-up.
         turns = [
-            [_read_s(row), *(_law_s(row, rules) for rules in all_rules)] for _ in range(repeats + 1)
+            [read_s(row), *(_law_s(row, rules) for rules in all_rules)] for _ in range(repeats + 1)
         ][1:]
         read, *seconds = zip(*turns, strict=True)
         records += [
@@ -79,7 +79,8 @@ def _logits(vocab: int, kind: str) -> torch.Tensor:
     return row
 
 
-def _read_s(row: torch.Tensor) -> float:
+def read_s(row: torch.Tensor) -> float:
+    """Return the seconds in which a row is read once, for its largest number."""
     start = time.perf_counter()
     largest = [row.amax() for _ in range(LAWS)]
     largest[-1].item()

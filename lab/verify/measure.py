@@ -8,26 +8,29 @@ look-ups, residual and draw of the emitted token are inside. Yardstick and rules
 what slows the machine for a while slows both.
 
 A tree is drawn by its builder from such laws, one pair for every node. The target comes as logits,
-and several requests are verified together, as in a round: laws are made inside the clock.
+and several requests are verified together, as in a round: laws are made inside the clock. The other
+yardstick of a tree is the time in which its rows of logits, the target's and the draft's, are read once.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any, Final
 
 import torch
 
+from lab.verify.laws import read_s
 from monge.backends.cuda import FunctionGraphs, GraphCapture
 from monge.bench.provenance import provenance
 from monge.bench.statistics import RepeatSummary, paired_ratios
+from monge.cli.bench_decode import mode
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import RequestDraws
 from monge.core.errors import OptionError
 from monge.core.law import DenseLaw, SparseLaw
 from monge.core.proposal import Deterministic, Proposal
-from monge.core.sampling_rules import SamplingRules
+from monge.core.sampling_rules import SamplingRules, laws_from_logits
 from monge.core.tree import GrowingTree, TokenTree
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.children import CHILDREN
@@ -65,6 +68,7 @@ class VerifySettings:
         supports: Tokens of the draft law; 0 is the full vocabulary.
         widths: K, candidates of the node.
         trees: Trees with settings; where there are any, they are measured in place of nodes.
+        sampling: Temperature and further sampling rules of target and draft of a tree.
         batch_sizes: Nodes, or trees, in one measurement, one request each.
         repeats: Measurements of each cell.
         limit_s: A rule whose first measurement takes longer is skipped, there and at larger sizes.
@@ -76,6 +80,7 @@ class VerifySettings:
     supports: tuple[int, ...] = (64, 256, FULL)
     widths: tuple[int, ...] = (1, 2, 4, 8, 16)
     trees: tuple[str, ...] = ()
+    sampling: tuple[tuple[float, Mapping[str, Any]], ...] = ((1.0, {}),)
     batch_sizes: tuple[int, ...] = (1, 8, 32)
     repeats: int = 5
     limit_s: float = 0.5
@@ -148,10 +153,14 @@ def _tree_records(
     names = settings.rules or tuple(VERIFIERS)
     for vocab in sorted(settings.vocab_sizes):
         sizes = sorted({min(support, vocab) or vocab for support in settings.supports})
-        for size, tree, batch in product(sizes, settings.trees, settings.batch_sizes):
+        for size, tree, sampling, batch in product(
+            sizes, settings.trees, settings.sampling, settings.batch_sizes
+        ):
             cell = {"vocab": vocab, "support": size, "tree": tree, "batch": batch}
+            cell["sampling"] = mode(*sampling)
             step(", ".join(f"{name} {value}" for name, value in cell.items()))
-            trees = _Trees(TREES.parse(tree), vocab, size, settings, device)
+            sampled = SamplingRules(temperature=sampling[0], **sampling[1])
+            trees = _Trees(TREES.parse(tree), cell, sampled, settings, device)
             records += [
                 {"rule": name, **cell, "nodes": trees.num_nodes}
                 | trees.timed(VERIFIERS.parse(name), batch)
@@ -166,8 +175,8 @@ class _Trees:
     def __init__(
         self,
         builder: TreeBuilder,
-        vocab: int,
-        support: int,
+        cell: Mapping[str, Any],
+        sampling: SamplingRules,
         settings: VerifySettings,
         device: torch.device,
     ) -> None:
@@ -177,25 +186,27 @@ class _Trees:
         # As the compiled backend runs verdicts.
         on_gpu = device.type == "cuda"
         self._record = FunctionGraphs(GraphCapture(device), 0) if on_gpu else None
+        vocab, support = cell["vocab"], cell["support"]
+        self._num_draft_numbers = 0
         logits: dict[int, torch.Tensor] = {}
         growing, frontier, plan = GrowingTree(0), (0,), DraftPlan()
         while frontier:
             logits |= {node: self._normal(vocab, 3.0) for node in frontier}
-            laws = [
-                _cut((logits[node] + self._normal(vocab, 0.7)).to(device).softmax(0), support)
-                for node in frontier
-            ]
+            rows = torch.stack([logits[node] + self._normal(vocab, 0.7) for node in frontier])
+            laws = laws_from_logits(rows.float().to(device), sampling)
+            if support < vocab:
+                laws = [_cut(law.probs, support) for law in laws]
+            self._num_draft_numbers += len(frontier) * support
             frontier = tuple(builder.expand(growing, frontier, laws, plan, self._draws))
         unread = self._normal(vocab, 3.0)  # nobody asks twice for the law after a leaf
-        rows = {_path(growing, node): row for node, row in logits.items()}
+        by_path = {_path(growing, node): row for node, row in logits.items()}
         self._tree = builder.finish(growing, plan)
         order = [
-            rows.get(self._tree.path_tokens(node), unread) for node in range(self._tree.num_nodes)
+            by_path.get(self._tree.path_tokens(node), unread)
+            for node in range(self._tree.num_nodes)
         ]
         self._logits = torch.stack(order).float().to(device)
-        self._context = Context(
-            request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=SamplingRules()
-        )
+        self._context = Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=sampling)
 
     @property
     def num_nodes(self) -> int:
@@ -213,12 +224,15 @@ class _Trees:
             return {
                 "skipped": f"the tree took {first:.2g} s, longer than {self._settings.limit_s:g} s"
             }
-        seconds, yardstick = [], []
+        num_rows = len(self._logits) + self._num_draft_numbers / len(row)
+        seconds, yardstick, reading = [], [], []
         for _ in range(self._settings.repeats):
             yardstick.append(_clock(lambda: torch.multinomial(row.softmax(0), 1), self._device))  # noqa: TID251 (the yardstick)
+            reading.append(num_rows * read_s(row))
             seconds.append(self._clock(verifier, batch))
         return {
             "tree_s": asdict(RepeatSummary.of(seconds)),
+            "reads": asdict(RepeatSummary.of(paired_ratios(seconds, reading))),
             "yardstick_s": asdict(RepeatSummary.of(yardstick)),
             "ratio": asdict(RepeatSummary.of(paired_ratios(seconds, yardstick))),
         }
