@@ -29,7 +29,7 @@ _KINDS: Final = {torch.float32: 0, torch.bfloat16: 1}
 _MASSES: Final = 2
 _SMALLEST: Final = -708.0
 """Exponent below which a mass is 0: e to it is about the smallest normal number."""
-_LEAST: Final = 1 << 14
+_LEAST: Final = 1 << 12
 """Vocabulary below which a row of masses is written in less time than it takes to ask for a few."""
 _WIDEST: Final = 10**6
 """Largest temperature that the machine code takes; its inverse is the smallest."""
