@@ -33,7 +33,8 @@ class Lessons:
         rounds: Finished rounds.
         cooldown: Rounds left in which the network does not draft.
         backoff: Rounds of the last cooldown; 0 while drafting pays.
-        lost_s: Seconds by which rounds since the last cooldown took longer than plain ones for as many tokens.
+        lost_s: Seconds by which rounds since the last cooldown took longer than plain ones for as many tokens;
+            below 0 where they took less.
     """
 
     probe: float
@@ -174,12 +175,16 @@ class Goodput(Controller[DrafterCosts]):
             memory = replace(memory, model_free=memory.model_free.update(*seen, share))
         is_asked = plan.max_depth != 0 and not is_model_free
         if is_asked:
-            plain_s = state.network.round_s(0, record.batch_size)
-            lost_s = record.times.total_s - len(record.token_ids) * plain_s
+            usual_s = state.network.usual_s
+            plain_s = usual_s(0, record.batch_size)
+            # The first draft after a pause may read the whole text. Other slow rounds are the machine's.
+            is_first = memory.probe == self.probe
+            spent_s = record.times.total_s if is_first else usual_s(record.depth, record.batch_size)
+            lost_s = spent_s - len(record.token_ids) * plain_s
             memory = replace(
                 memory,
                 network=memory.network.update(*counts, share),
-                lost_s=max(0.0, memory.lost_s + share * lost_s),
+                lost_s=memory.lost_s + share * lost_s,
             )
         return self._paced(memory, state, record.batch_size, is_asked=is_asked)
 
@@ -210,6 +215,7 @@ class Goodput(Controller[DrafterCosts]):
         if (1.0 + doubt) * best >= least:
             return memory
         backoff = min(max(2 * memory.backoff, self.first_cooldown), self.last_cooldown)
+        # What rounds since the last cooldown gained, if anything, pays for those that lost.
         repaid = min(memory.lost_s / (_LOST * forecasts[0].seconds), self.last_cooldown)
         cooldown = max(float(backoff), repaid)
         # What was seen before a cooldown says little about the drafts of the probe after it.

@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from copy import copy
+from statistics import median
 from typing import Final
 
 _RECENT: Final = 8
@@ -74,6 +75,12 @@ class Latency:
         """Return `round_s` of the depths 0 to `deepest`."""
         row = self._row(batch_size)
         return [self._at(row, depth) for depth in range(deepest + 1)]
+
+    def usual_s(self, depth: int, batch_size: int = 1) -> float:
+        """Return the median of the measured rounds, which single rounds are fairly compared with."""
+        key = self._drafter if depth else None, _bucket(batch_size), depth
+        times = self.times.get(key) if self.learns else None
+        return median(times) if times else self.round_s(depth, batch_size)
 
     def observe(
         self, seconds: float, *, depth: int, batch_size: int = 1, drafter: str | None = None
