@@ -30,7 +30,7 @@ from monge.core.draws import RequestDraws
 from monge.core.errors import OptionError
 from monge.core.law import DenseLaw, SparseLaw
 from monge.core.proposal import Deterministic, Proposal
-from monge.core.sampling_rules import SamplingRules, laws_from_logits
+from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tree import GrowingTree, TokenTree
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.children import CHILDREN
@@ -193,9 +193,12 @@ class _Trees:
         while frontier:
             logits |= {node: self._normal(vocab, 3.0) for node in frontier}
             rows = torch.stack([logits[node] + self._normal(vocab, 0.7) for node in frontier])
-            laws = laws_from_logits(rows.float().to(device), sampling)
-            if support < vocab:
-                laws = [_cut(law.probs, support) for law in laws]
+            laws = [
+                _cut(row.softmax(0), support)
+                if support < vocab
+                else law_from_logits(row.float(), sampling)
+                for row in rows.to(device)
+            ]
             self._num_draft_numbers += len(frontier) * support
             frontier = tuple(builder.expand(growing, frontier, laws, plan, self._draws))
         unread = self._normal(vocab, 3.0)  # nobody asks twice for the law after a leaf

@@ -51,8 +51,10 @@ def test_every_rule_is_timed_or_says_why_not():
     ],
 )
 def test_every_rule_that_is_exact_for_a_tree_is_timed_on_it(tree, nodes, timed):
-    settings = replace(TINY, supports=(8,), trees=(tree,))
+    sampling = ((0.7, {"top_p": 0.9}),)
+    settings = replace(TINY, supports=(8,), trees=(tree,), sampling=sampling)
     cells = measure(settings, torch.device("cpu"))["cells"]
+    assert {one["sampling"] for one in cells} == {"temperature 0.7, top-p 0.9"}
     assert {one["rule"] for one in cells} == set(VERIFIERS)
     assert {one["nodes"] for one in cells} == {nodes}
     measured = {one["rule"] for one in cells if "ratio" in one}
