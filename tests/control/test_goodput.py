@@ -96,10 +96,9 @@ def test_a_draft_that_is_never_accepted_pauses_for_longer_and_longer() -> None:
     controller = Goodput(first_cooldown=4, last_cooldown=64)
     depths = decode(controller, shared_of(node=0.1, draft=0.2), 0, 400)
     starts = [place for place in range(1, 400) if depths[place] and not depths[place - 1]]
-    gaps = [after - before for before, after in zip(starts, starts[1:], strict=False)][3:]
-    # After the first pause, which pays for the first drafts; but for a round more or less of a probe.
-    assert all(after >= before - 2 for before, after in zip(gaps, gaps[1:], strict=False))
-    assert gaps[-1] > 2 * gaps[0]
+    gaps = [after - before for before, after in zip(starts, starts[1:], strict=False)]
+    assert max(gaps[:2]) < 8
+    assert min(gaps[-3:]) >= 64
     assert sum(depth > 0 for depth in depths[50:]) < 0.1 * 350
 
 

@@ -177,9 +177,10 @@ class Goodput(Controller[DrafterCosts]):
         if is_asked:
             usual_s = state.network.usual_s
             plain_s = usual_s(0, record.batch_size)
-            # The first draft after a pause may read the whole text. Other slow rounds are the machine's.
-            is_first = memory.probe == self.probe
-            spent_s = record.times.total_s if is_first else usual_s(record.depth, record.batch_size)
+            spent_s = usual_s(record.depth, record.batch_size)
+            if memory.probe == self.probe:
+                # The first draft after a pause may read the whole text. Other slow rounds are the machine's.
+                spent_s = max(spent_s, record.times.total_s)
             lost_s = spent_s - len(record.token_ids) * plain_s
             memory = replace(
                 memory,
