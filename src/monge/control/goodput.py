@@ -19,7 +19,7 @@ _RECHECK: Final = 64
 """Where drafting leads by less than half, every round of such a number is plain, and so are those of a power of two.
 The first plain rounds of a decoder are slow, and these later ones correct them."""
 _LOST: Final = 0.04
-"""Most that a probe may lose, as a share of the cooldown after it."""
+"""Most that drafts may lose between two cooldowns, as a share of the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Goodput(Controller[DrafterCosts]):
 
     If drafting does not beat plain decoding by `margin`, the network pauses for a cooldown. A probe
     of a few rounds ends it. Each probe that fails doubles the next cooldown. A cooldown also lasts
-    until the seconds that its probe lost are at most 4 % of it. A batch must gain `batch_margin`:
+    until the seconds that drafts lost since the one before are at most 4 % of it. A batch must gain `batch_margin`:
     its requests end at different times, and a round for few costs nearly what a round for all does.
 
     Args:
