@@ -75,7 +75,8 @@ def drafts(models):
 
 def fits(name, answer, law, lines=slice(None)):
     """Fits of tokens 1 to 3, and of tokens 2 to 4, of which all are drafted in one round."""
-    token_ids = np.array(answer["token_ids"])[lines]
+    # Unmodified vLLM ends texts that break their grammar.
+    token_ids = np.array([[*text, 0, 0, 0, 0][:4] for text in answer["token_ids"]])[lines]
     pair = [Fit(token_ids, law.sum(3)), Fit(token_ids[:, 1:], law.sum(0))]
     counts = answer["counters"]
     rate = counts["num_accepted_tokens"] / max(counts["num_drafts"], 1)
@@ -229,7 +230,7 @@ def test_more_drafts_are_accepted(pair, tmp_path):
         "cut": {"temperature": 1.0, "top_k": 40, "top_p": 0.9},
     }
     cases = [(kind, settings) for kind in rules for settings in ("mend", BY_TEMPERATURE, BLOCK)]
-    prompts = TEXTS * 8
+    prompts = TEXTS * 24
     jobs = [
         {
             "prompts": prompts,

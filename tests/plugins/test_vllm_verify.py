@@ -8,8 +8,8 @@ import torch
 from scipy import stats
 
 from monge.core.sampling_rules import probs_from_logits
-from monge.plugins.vllm.hooks import grammar_bitmask, validate_tokens
-from monge.plugins.vllm.settings import EngineSettings
+from monge.plugins.vllm.grammar import mend
+from monge.plugins.vllm.settings import settings_of
 from monge.plugins.vllm.verify import (
     RULES,
     DraftedBatch,
@@ -242,6 +242,7 @@ class Manager:
 
 def test_a_draft_that_a_grammar_forbids_is_kept_for_the_verifier():
     manager = Manager()
+    mend(manager)
     for drafted, kept in (
         ([3, 5, 4, 8], [3, 5, 4]),
         ([3, 5, 6], [3, 5, 6]),
@@ -249,16 +250,20 @@ def test_a_draft_that_a_grammar_forbids_is_kept_for_the_verifier():
         ([3, -1, -1], [3]),
         ([], []),
     ):
-        assert validate_tokens(manager, 2, drafted) == kept
+        assert manager.validate_tokens(2, drafted) == kept
     scheduled = {"a": [3, 5, 4], "b": [3, 4], "free": [0, 0]}
     names = ["a", "b", "undrafted"]
-    assert grammar_bitmask(manager, {"a": 2, "b": 2}, names, scheduled) == names
-    assert manager.shown == {"a": [3, 5, -1], "b": [3, 4], "free": [0, 0], "undrafted": []}
+    assert manager.grammar_bitmask({"a": 2, "b": 2}, names, scheduled) == names
+    assert manager.shown == {"a": [3, 5, -1], "b": [3, 4], "free": [0, 0]}
     assert scheduled["a"] == [3, 5, 4]
 
 
 def test_the_request_decides_the_law_where_this_library_verifies():
-    assert not EngineSettings().draws
-    assert EngineSettings(verifier="block").draws
-    assert not EngineSettings(verifier="block", draft_law="temperature").draws
-    assert EngineSettings(draft_law="request").draws
+    for settings, draws in (
+        ({}, False),
+        ({"verifier": "block"}, True),
+        ({"verifier": "block", "draft_law": "temperature"}, False),
+        ({"draft_law": "request"}, True),
+    ):
+        config = SimpleNamespace(additional_config={"monge": settings})
+        assert settings_of(config).draws == draws

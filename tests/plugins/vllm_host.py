@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ |= {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -34,7 +35,8 @@ class Switch:
         import torch
 
         from monge.plugins.vllm import hooks, verify
-        from monge.plugins.vllm.settings import EngineSettings
+        from monge.plugins.vllm.grammar import mend
+        from monge.plugins.vllm.settings import settings_of
 
         for owner, name, function in self._originals:
             setattr(owner, name, function)
@@ -44,10 +46,10 @@ class Switch:
             owner, name = hooks._place(f"{hooks._SAMPLER}:expand_batch_to_tokens")
             setattr(owner, name, verify.expand_batch_to_tokens)
             return
-        chosen = EngineSettings(**settings)
+        chosen = settings_of(SimpleNamespace(additional_config={"monge": settings}))
         hooks.use(chosen, torch.device("cpu"))
         if chosen.verifies:
-            hooks._mend_grammar(self._manager)
+            mend(self._manager)
 
 
 def sampling_params(job):

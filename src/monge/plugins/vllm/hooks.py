@@ -14,9 +14,9 @@ from typing import Any, Final
 import torch
 
 from monge.core.errors import MongeError, OptionError
+from monge.plugins.vllm.grammar import mend
 from monge.plugins.vllm.settings import SECTION, EngineSettings, settings_of
 from monge.plugins.vllm.verify import (
-    PLACEHOLDER,
     DraftedBatch,
     draw_draft,
     expand_batch_to_tokens,
@@ -45,7 +45,7 @@ SEAMS: Final[Mapping[str, Sequence[str]]] = {
 }
 """Functions of vLLM that are replaced, and their arguments."""
 _IN_USE: Final[list[EngineSettings]] = []
-"""EngineSettings of the engine in this process."""
+"""Settings of the engines in this process."""
 _log = logging.getLogger("vllm.monge")
 
 
@@ -114,32 +114,6 @@ def use(settings: EngineSettings, device: torch.device) -> None:
     _log.info("monge: verifier=%s, draft_law=%s", settings.verifier, settings.draft_law)
 
 
-def validate_tokens(manager: Any, request: Any, spec_tokens: list[int]) -> list[int]:
-    """Return the drafted tokens that the grammar allows, and the first that it forbids.
-
-    The position's own bitmask gives this one no mass, so the verifier rejects it and draws from the
-    residual. vLLM drops it because of what it is, and draws from p: a bias.
-    """
-    allowed = type(manager).validate_tokens(manager, request, spec_tokens)
-    following = spec_tokens[len(allowed) : len(allowed) + 1]
-    return allowed + [token for token in following if token != PLACEHOLDER]
-
-
-def grammar_bitmask(
-    manager: Any,
-    requests: Mapping[str, Any],
-    structured_output_request_ids: list[str],
-    scheduled_spec_decode_tokens: Mapping[str, list[int]],
-) -> Any:
-    """Return vLLM's bitmasks: a forbidden token gets its position's, but no grammar goes on after it."""
-    kind, tokens = type(manager), dict(scheduled_spec_decode_tokens)
-    for name in structured_output_request_ids:
-        drafted = tokens.get(name, [])
-        allowed = kind.validate_tokens(manager, requests[name], drafted) if drafted else []
-        tokens[name] = allowed + [PLACEHOLDER] * (len(drafted) - len(allowed))
-    return kind.grammar_bitmask(manager, requests, structured_output_request_ids, tokens)
-
-
 def _why_not(vllm_config: Any) -> str | None:
     """Return why the drafts of an engine cannot be verified or drawn here."""
     version, spec = import_module("vllm").__version__.split("+")[0], vllm_config.speculative_config
@@ -179,12 +153,7 @@ def _use_in_worker(sampler: Any, _: None) -> None:
 
 def _use_in_scheduler(manager: Any, _: None) -> None:
     if check(manager.vllm_config).verifies:
-        _mend_grammar(manager)
-
-
-def _mend_grammar(manager: Any) -> None:
-    for ours in (validate_tokens, grammar_bitmask):
-        setattr(manager, ours.__name__, partial(ours, manager))
+        mend(manager)
 
 
 def _compare(theirs: Callable[..., Any], verifier: str, device: torch.device) -> None:

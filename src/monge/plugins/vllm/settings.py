@@ -1,7 +1,7 @@
 """EngineSettings of the plugin, inside vLLM's `additional_config`."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from monge.core.errors import OptionError, unknown_name
@@ -22,7 +22,6 @@ class EngineSettings:
         verifier: Rule that verifies drafts: vLLM's, or one of this library.
         draft_law: Law from which a draft model draws: `request` applies the request's temperature,
             top-k, top-p and seed; `temperature` leaves it to vLLM, which applies the temperature.
-            The default is `request` where this library verifies.
         drafter: Drafter of `Proposer`.
         controller: Controller of `Proposer`.
 
@@ -31,13 +30,11 @@ class EngineSettings:
     """
 
     verifier: str = "vllm"
-    draft_law: str = ""
+    draft_law: str = "temperature"
     drafter: str = "suffix(width=1)"
     controller: str = "fsm"
 
     def __post_init__(self) -> None:
-        if not self.draft_law:
-            object.__setattr__(self, "draft_law", "request" if self.verifies else "temperature")
         for name, choices in CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 raise unknown_name(f"{name} of additional_config[{SECTION!r}]", value, choices)
@@ -54,7 +51,7 @@ class EngineSettings:
 
 
 def settings_of(vllm_config: Any) -> EngineSettings:
-    """Return the settings of an engine.
+    """Return the settings of an engine; where this library verifies, it also draws, unless told not to.
 
     Args:
         vllm_config: vLLM's configuration.
@@ -75,4 +72,6 @@ def settings_of(vllm_config: Any) -> EngineSettings:
     for name in section:
         if name not in known:
             raise unknown_name(f"setting of additional_config[{SECTION!r}]", name, known)
-    return EngineSettings(**section)
+    settings = EngineSettings(**section)
+    is_told = "draft_law" in section or not settings.verifies
+    return settings if is_told else replace(settings, draft_law="request")
