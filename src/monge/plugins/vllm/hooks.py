@@ -71,7 +71,7 @@ def check(vllm_config: Any) -> EngineSettings:
         MongeError: If a function that would be replaced is missing or takes other arguments.
     """
     settings = settings_of(vllm_config)
-    if not (settings.verifies or settings.draws):
+    if not settings.changes_vllm:
         return settings
     if reason := _why_not(vllm_config):
         raise OptionError(
@@ -111,7 +111,8 @@ def use(settings: EngineSettings, device: torch.device) -> None:
         _replace(_TOP_K, lambda theirs, logits, k: theirs(logits, k) if len(k) else logits)
     if settings.draws:
         _replace(_DRAFT, lambda _, *args, **kwargs: draw_draft(*args, **kwargs))
-    _log.info("monge: verifier=%s, draft_law=%s", settings.verifier, settings.draft_law)
+    if settings.changes_vllm:
+        _log.info("monge: verifier=%s, draft_law=%s", settings.verifier, settings.draft_law)
 
 
 def _why_not(vllm_config: Any) -> str | None:

@@ -49,6 +49,11 @@ class EngineSettings:
         """Whether this library draws from the laws of a draft model."""
         return self.draft_law == "request"
 
+    @property
+    def changes_vllm(self) -> bool:
+        """Whether any function of vLLM is replaced."""
+        return self.verifies or self.draws
+
 
 def settings_of(vllm_config: Any) -> EngineSettings:
     """Return the settings of an engine; where this library verifies, it also draws, unless told not to.

@@ -154,7 +154,7 @@ def _verdicts(
     chain = f.children_of(range(-1, nodes.shape[1] - 1))
     if metadata.all_greedy:
         return f.exact_match(logits, nodes, chain)
-    probs = logits.double().softmax(-1)
+    probs = logits.softmax(-1, dtype=torch.float64)
     sampled = (
         f.target_walk(probs, nodes, chain, uniforms())
         if law is None
@@ -171,8 +171,7 @@ def _verdicts(
 
 def _law(probs: Float[Tensor, "*rows vocab"]) -> Float64[Tensor, "*rows vocab"]:
     """The law that vLLM's masses in float32 declare: that of the draw is that of the verdict."""
-    masses = probs.double()
-    return masses / masses.sum(-1, keepdim=True)
+    return probs / probs.sum(-1, keepdim=True, dtype=torch.float64)
 
 
 def _request_law(
