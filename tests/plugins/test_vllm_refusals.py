@@ -114,7 +114,12 @@ class Vllm:
             if isinstance(module, ModuleType):
                 monkeypatch.setitem(sys.modules, module.__name__, module)
         monkeypatch.setattr(hooks, "_IN_USE", [])
+        monkeypatch.setattr("monge.backends.cpu.law_masses.load_law_masses", self.load)
         hooks.register.cache_clear()
+
+    def load(self):
+        """No machine has a compiler here."""
+        raise OSError("no compiler")
 
     @property
     def functions(self):
@@ -161,7 +166,7 @@ def test_nothing_changes_unless_it_is_asked_for(vllm, settings):
     ],
     ids=str,
 )
-def test_what_is_asked_for_changes(vllm, settings, expected):
+def test_what_is_asked_for_changes(vllm, settings, expected, caplog):
     before = vllm.functions
     register()
     register()
@@ -172,6 +177,7 @@ def test_what_is_asked_for_changes(vllm, settings, expected):
     shown = manager.grammar_bitmask({"a": 1}, ["a"], {"a": [4, 5]})
     assert shown == {"a": [4, -1] if verifies else [4, 5]}
     if verifies:
+        assert "without machine code: no compiler" in caplog.text
         logits = torch.zeros(0, 3)
         assert vllm.top_k.apply_top_k_only(logits, torch.zeros(0, dtype=torch.int64)) is logits
         numbers = (torch.tensor([7.0]), torch.tensor([2]), 2)

@@ -18,6 +18,7 @@ from monge.plugins.vllm.verify import (
     rejection_sample,
     request_logits,
 )
+from tests.engine import pretend
 
 VOCAB, DEPTH = 4, 2
 TABLES = 1.5 * torch.randn(2, 1 + VOCAB, VOCAB, generator=torch.Generator().manual_seed(1))
@@ -174,6 +175,31 @@ def test_steps_without_drafts_and_bad_logits_have_tokens():
     for heat in (0.0, 1.0):
         bad = batch_of([1], torch.tensor([[1]]), logits, None, metadata(1, heat))
         assert rejection_sample("block", bad)[0, 0] >= 0, "the engine would wait for a token"
+
+
+def test_the_host_waits_for_no_device():
+    lengths, logits = [2, 0, 1], torch.randn(3, DEPTH, VOCAB)
+    token_ids, rules = drawn(logits), metadata(3, torch.tensor([0.0, 0.7, 1.0]), top_k=3, top_p=0.9)
+    batch = batch_of(lengths, token_ids, logits, logits.softmax(-1), rules)
+
+    def placed(values):
+        return {
+            name: value.to(device) if isinstance(value, torch.Tensor) else value
+            for name, value in values.items()
+        }
+
+    with pretend.device() as device:
+        rules = SimpleNamespace(**placed(vars(rules)))
+        batch = DraftedBatch(**placed(batch._asdict()))._replace(sampling_metadata=rules)
+        for _ in range(2):  # the tables of a shape are made once
+            pretend.waits.clear()
+            for rule in RULES:
+                rejection_sample(rule, batch)
+            rejection_sample("block", batch._replace(draft_probs=None))
+            draw_draft(logits[:, 0].to(device), rules)
+            request_logits(logits[:, 0].to(device), rules)
+            expand_batch_to_tokens(rules.temperature, batch.cu_num_draft_tokens, 3, 0, 1)
+        assert not pretend.waits
 
 
 def test_drafts_are_drawn_from_the_requests_law():

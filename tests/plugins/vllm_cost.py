@@ -21,9 +21,11 @@ def main(repeats):
     from vllm.v1.sample import rejection_sampler
     from vllm.v1.spec_decode.llm_base_proposer import compute_probs_and_sample_next_token
 
+    from monge.backends.cpu.law_masses import load_law_masses
     from monge.plugins.vllm.verify import DraftedBatch, draw_draft, rejection_sample
 
     torch.set_num_threads(1)
+    load_law_masses()
     current_platform.register_triton_kernel_overrides()
     torch.manual_seed(0)
     for batch, depth, vocab in ((64, 4, 64), (8, 4, 4096), (8, 4, 32_000), (8, 4, 128_256)):

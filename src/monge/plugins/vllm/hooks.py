@@ -109,6 +109,13 @@ def use(settings: EngineSettings, device: torch.device) -> None:
         )
         # In a step without drafts there are no rows, which the function for CPUs does not take.
         _replace(_TOP_K, lambda theirs, logits, k: theirs(logits, k) if len(k) else logits)
+        if device.type == "cpu":
+            from monge.backends.cpu.law_masses import load_law_masses
+
+            try:
+                load_law_masses()
+            except (RuntimeError, OSError) as error:
+                _log.warning("monge: verdicts take longer without machine code: %s", error)
     if settings.draws:
         _replace(_DRAFT, lambda _, *args, **kwargs: draw_draft(*args, **kwargs))
     if settings.changes_vllm:

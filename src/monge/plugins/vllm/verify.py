@@ -171,7 +171,8 @@ def _verdicts(
 
 def _law(probs: Float[Tensor, "*rows vocab"]) -> Float64[Tensor, "*rows vocab"]:
     """The law that vLLM's masses in float32 declare: that of the draw is that of the verdict."""
-    return probs / probs.sum(-1, keepdim=True, dtype=torch.float64)
+    masses = probs.to(torch.float64, copy=True)
+    return masses.div_(masses.sum(-1, keepdim=True))
 
 
 def _request_law(
