@@ -9,7 +9,7 @@
 # make peers PEERS=--quick                                 the same models in other engines, side by side
 # make test-lm-eval                                        our model inside lm-eval, in an environment of its own
 # make test-clients                                        schemathesis, guidellm and vllm bench against our server
-# make test-vllm                                           our drafters inside vLLM's CPU build, likewise (4 GB)
+# make test-vllm                                           our drafters and verifiers inside vLLM's CPU build, likewise (4 GB)
 #
 # PYTHON=python3.12     another interpreter (>= 3.11)
 # TORCH="torch==2.13.0 --index-url URL"    another build of torch
@@ -214,7 +214,8 @@ test-clients: $(VENV)/.test .venv-vllm/.ready .venv-clients/.ready
 		--timeout=1800 -m clients tests/serve/test_clients.py
 
 test-vllm: .venv-vllm/.ready
-	.venv-vllm/bin/python $(HOST_TESTS) --timeout=1800 tests/plugins/test_vllm.py tests/plugins/test_vllm_host.py
+	.venv-vllm/bin/python $(HOST_TESTS) --timeout=1800 -s \
+		tests/plugins/test_vllm.py tests/plugins/test_vllm_host.py tests/plugins/test_vllm_laws.py
 
 clean:
 	rm -rf $(VENV) .venv-* site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

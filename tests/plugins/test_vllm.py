@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from monge.core.errors import MongeError, OptionError
-from monge.plugins.vllm import PATIENCE, Proposer
+from monge.plugins.vllm import Proposer
+from monge.plugins.vllm.proposer import PATIENCE
 
 MAX_LENGTH = 64
 

@@ -186,7 +186,7 @@ def _together(name: str, chains: Sequence[Problem], rows: Tensor, padding: int =
     return PROGRAMS[name][0](p, token_ids, children, DraftLaws(q), rows)
 
 
-@pytest.mark.parametrize("name", ["block", "target_walk"])
+@pytest.mark.parametrize("name", ["block", "speculative_sampling", "target_walk"])
 @given(seed=st.integers(0, 2**32 - 1), regimes=st.tuples(*[st.sampled_from(REGIMES)] * 2))
 def test_chains_of_several_lengths_are_verified_together(name, seed, regimes) -> None:
     kind = PROGRAMS[name][2]
@@ -211,7 +211,7 @@ def test_padding_that_is_taken_for_a_token_is_noticed() -> None:
     assert max(len(path) for path, _, _ in right) == 1 < max(len(path) for path, _, _ in wrong)
 
 
-@pytest.mark.parametrize("name", ["block", "target_walk", "exact_match"])
+@pytest.mark.parametrize("name", ["block", "speculative_sampling", "target_walk", "exact_match"])
 def test_no_token_follows_bad_logits_into_padding(name: str) -> None:
     one = problem(("rough", "rough"), (-1, 0), Deterministic, 1)
     broken = Problem(one.parents, one.token_ids, one.p.clone(), one.q, Deterministic)

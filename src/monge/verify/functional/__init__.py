@@ -7,8 +7,8 @@ that all can be compiled, or captured in a CUDA graph after one call that is not
 The shape of a tree is `children`: the children of each node in drawing order. Node 0 is the last
 committed token. `((1, 2), (), ())` is two candidates for one token, and a child named twice is a
 token drawn twice; `children_of` makes it of parents. All trees of a batch have one shape: group
-requests by shape. For `block`, `exact_match` and `target_walk` some may lack nodes of it, whose
-tokens are negative then.
+requests by shape. For `block`, `exact_match`, `speculative_sampling` and `target_walk` some may
+lack nodes of it, whose tokens are negative then.
 
 Arguments are checked without a wait: wrong shapes and types, and wrong numbers on the host, raise
 `OptionError`. A request with a wrong number on a device gets no token: `next_token` is -1.
@@ -31,7 +31,7 @@ from monge.verify.functional.tensors import (
 exact_match = checked(rejection.exact_match, takes_padding=True)
 target_walk = checked(rejection.target_walk, takes_padding=True)
 block = checked(rejection.block, takes_padding=True)
-speculative_sampling = checked(rejection.speculative_sampling)
+speculative_sampling = checked(rejection.speculative_sampling, takes_padding=True)
 recursive_rejection = checked(rejection.recursive_rejection)
 traversal = checked(rejection.traversal)
 optimal = checked(optimum.optimal)

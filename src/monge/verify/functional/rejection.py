@@ -258,7 +258,7 @@ def speculative_sampling(
 
     Args:
         probs: p after every node.
-        token_ids: Tokens of the nodes.
+        token_ids: Tokens of the nodes; negative for nodes that a shorter chain does not have.
         draft: q of every node.
         uniforms: At least as many as nodes for each request.
     """

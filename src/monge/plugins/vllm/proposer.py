@@ -1,11 +1,11 @@
 """Network-free drafters for vLLM, through its `custom_class` hook.
 
-**V1 model runner only.** vLLM calls this hook experimental and falls back to its V1 runner for it;
-the V2 runner has no such hook. vLLM verifies the tokens itself, as one chain per request with
-one-hot draft laws: drafts change the speed only.
+**V1 model runner only.** vLLM calls this hook experimental and falls back to its V1 runner for it,
+which it calls deprecated; the V2 runner has no such hook. The tokens are verified as one chain per
+request with one-hot draft laws: drafts change the speed only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,15 +15,13 @@ from monge.control.base import AnyController, Reads, RoundInfo, SharedState
 from monge.control.registry import CONTROLLERS
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import RequestDraws
-from monge.core.errors import MongeError, OptionError, unknown_name
+from monge.core.errors import MongeError, OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord, Verdict
 from monge.draft.base import AnyDrafter, Draft
 from monge.draft.by_name import drafters_in, make_drafter, options_of
+from monge.plugins.vllm.settings import settings_of
 
-SECTION: Final = "monge"
-"""Our settings inside vLLM's `additional_config`."""
-DEFAULTS: Final[Mapping[str, str]] = {"drafter": "suffix(width=1)", "controller": "fsm"}
 PATIENCE: Final = 16
 """Steps for which a request that is not scheduled is remembered: it waits, or has ended."""
 
@@ -107,9 +105,9 @@ class Proposer:
     """
 
     def __init__(self, vllm_config: Any) -> None:
-        settings = _settings(vllm_config.additional_config)
-        self._drafter = _drafter(settings["drafter"])
-        self._controller = _controller(settings["controller"])
+        settings = settings_of(vllm_config)
+        self._drafter = _drafter(settings.drafter)
+        self._controller = _controller(settings.controller)
         self._num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self._max_length = int(vllm_config.model_config.max_model_len)
         # By text: the host reorders rows between steps and passes no ids.
@@ -238,21 +236,6 @@ class Proposer:
         depth = min(plan.depth(self._num_draft_tokens), max(self._max_length - length - 1, 0))
         nodes = min(plan.nodes(depth), depth)
         return replace(plan, max_depth=depth, max_nodes=nodes, model_free_depth=None)
-
-
-def _settings(additional: Any) -> dict[str, str]:
-    given = additional.get(SECTION, {}) if isinstance(additional, Mapping) else {}
-    if not isinstance(given, Mapping) or not all(
-        isinstance(value, str) for value in given.values()
-    ):
-        raise OptionError(
-            f"vllm: additional_config[{SECTION!r}] must hold texts, as in "
-            f"{dict(DEFAULTS)}; got {given!r}"
-        )
-    for name in given:
-        if name not in DEFAULTS:
-            raise unknown_name(f"setting of additional_config[{SECTION!r}]", name, DEFAULTS)
-    return {**DEFAULTS, **given}
 
 
 def _drafter(text: str) -> AnyDrafter:
