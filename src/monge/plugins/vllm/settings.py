@@ -1,4 +1,4 @@
-"""EngineSettings of the plugin, inside vLLM's `additional_config`."""
+"""Settings of the plugin, inside vLLM's `additional_config`."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
