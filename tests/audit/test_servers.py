@@ -7,14 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from monge.audit.references import LocalReference
 from monge.audit.token_law import END as END_NAME
 from monge.audit.token_law import SMALLEST_REST
 from monge.core.sampling_rules import SamplingRules
+from monge.testing.tabular import TabularModel
 from tests.audit.toy import KNOWN_BAD, LOOP_ENGINES, judge, local_reference
 from tests.kit.wrong_engines import (
     END,
     EXACT_ENGINES,
     TARGET,
+    VOCAB,
     WRONG_ENGINES,
     Engine,
     StructuredTable,
@@ -153,6 +156,21 @@ def test_the_law_of_a_structured_text_is_that_of_the_admitted_tokens():
             assert law.masses[law.place(letter)] == pytest.approx(mass, abs=2 * SMALLEST_REST)
         is_admitted = expected[END if name == END_NAME else LETTERS.index(name)] > 0
         assert (law.masses[law.place(name)] == 0.0) == (not is_admitted)
+
+
+def test_parts_of_characters_are_unnamed_and_end_the_reading():
+    class Bytes(Letters):
+        def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+            text = super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+            return text.replace("l", "\N{REPLACEMENT CHARACTER}")
+
+    reference = LocalReference(TabularModel(TARGET, VOCAB), Bytes(), frozenset({END}), by_id=True)
+    text = [f"token_id:{token}" for token in (1, 12, 3, 4)]
+    first, second = asyncio.run(reference.laws("abc", text, SamplingRules()))
+    assert first is not None
+    assert second is not None
+    assert text[1] not in second.places
+    assert second.rest == pytest.approx(TARGET((1, 2, 3, 1))[12], abs=2 * SMALLEST_REST)
 
 
 def test_the_fault_is_named():

@@ -93,16 +93,15 @@ class LocalReference:
         by_id: bool = False,
     ) -> None:
         self._model, self._tokenizer, self._eos_ids = model, tokenizer, eos_ids
-        names = [
-            f"{TOKEN_ID}{i}" if by_id else tokenizer.decode([i], skip_special_tokens=False)
-            for i in range(model.vocab_size)
-        ]
+        texts = [tokenizer.decode([i], skip_special_tokens=False) for i in range(model.vocab_size)]
+        names = [f"{TOKEN_ID}{i}" for i in range(model.vocab_size)] if by_id else texts
         self.eos_names = frozenset(names[i] for i in eos_ids)
-        # Tokens that share a name, such as parts of characters, cannot be told apart: they count as
-        # unnamed.
+        # Tokens that share a name cannot be told apart, and llama.cpp lists one token for all parts
+        # of a character: they count as unnamed.
         often = {name for name, times in Counter(names).items() if times > 1}
         self._names = [
-            END if i in eos_ids else "" if name in often else name for i, name in enumerate(names)
+            END if i in eos_ids else "" if name in often or _UNNAMED in text else name
+            for i, (name, text) in enumerate(zip(names, texts, strict=True))
         ]
         self._ids = {name: i for i, name in enumerate(self._names) if name not in {END, ""}}
         self._lock = asyncio.Lock()
