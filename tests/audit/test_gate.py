@@ -195,6 +195,10 @@ def test_an_engine_gives_a_seeded_text_again_and_leaves_the_global_generator_alo
             "alpha must lie between 0 and 1",
         ),
         (["--url", "http://a", "--target", "built-in", "--budget", "0"], "--budget"),
+        (
+            ["--url", "http://a", "--target", "built-in", "--situation", "x"],
+            "unknown situation 'x'; known: 'first tokens'",
+        ),
         *(
             (["--engine", name], f"start its server with `{HOW_TO_START[name][0].split()[0]}")
             for name in HOW_TO_START

@@ -1,12 +1,28 @@
 """Toy servers with known faults are rejected, exact ones are accepted."""
 
+import asyncio
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.audit.toy import KNOWN_BAD, LOOP_ENGINES, judge
-from tests.kit.wrong_engines import EXACT_ENGINES, WRONG_ENGINES, Engine
-from tests.kit.wrong_servers import ToyServer
+from monge.audit.references import LocalReference
+from monge.audit.token_law import END as END_NAME
+from monge.audit.token_law import SMALLEST_REST
+from monge.core.sampling_rules import SamplingRules
+from monge.testing.tabular import TabularModel
+from tests.audit.toy import KNOWN_BAD, LOOP_ENGINES, judge, local_reference
+from tests.kit.wrong_engines import (
+    END,
+    EXACT_ENGINES,
+    TARGET,
+    VOCAB,
+    WRONG_ENGINES,
+    Engine,
+    StructuredTable,
+)
+from tests.kit.wrong_servers import LETTERS, Letters, ToyServer
 
 EXACT: dict[str, Engine] = {**EXACT_ENGINES, **LOOP_ENGINES}
 WRONG: dict[str, Engine] = {**WRONG_ENGINES, **KNOWN_BAD}
@@ -61,6 +77,100 @@ def test_a_twin_serves_as_reference(by_id):
         is_local=False,
     )
     assert wrong.verdict == "not lossless", wrong.reason
+
+
+MIXED = {
+    "greedy beside sampled": ("temperature",),
+    "top-k beside top-p": ("top_k", "top_p"),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_rules_taken_from_another_request_are_found_in_a_mixed_batch_only(name):
+    def wrong() -> ToyServer:
+        return ToyServer(EXACT_ENGINES["single draft"], seed=1, leaks=MIXED[name])
+
+    report = judge(wrong(), only=(name,), budget=1000)
+    assert report.verdict == "not lossless", report.reason
+    alike = judge(wrong(), only=("16 at once", "top-p 0.8"), budget=400)
+    assert alike.verdict == "lossless", alike.reason
+    exact = judge(ToyServer(EXACT_ENGINES["single draft"], seed=1), only=(name,), budget=500)
+    assert exact.verdict == "lossless", exact.reason
+
+
+def test_dropped_drafts_are_found_in_structured_requests_only():
+    def wrong() -> ToyServer:
+        return ToyServer(WRONG_ENGINES["forbidden drafts dropped"], seed=1)
+
+    report = judge(wrong(), only=("structured",), budget=BUDGET)  # found after 3,102 tokens
+    assert report.verdict == "not lossless", report.reason
+    assert report.num_tokens <= 4000
+    free = judge(wrong(), only=("16 at once",), budget=400)
+    assert free.verdict == "lossless", free.reason
+
+
+@pytest.mark.parametrize("field", ["structured_outputs", "guided_regex", "regex", "grammar"])
+def test_structured_requests_of_exact_servers_are_accepted(field):
+    server = ToyServer(EXACT_ENGINES["single draft"], seed=2, grammar_field=field)
+    report = judge(server, only=("structured",), budget=600)
+    assert report.verdict == "lossless", report.reason
+    assert report.num_tokens >= 600
+    assert report.notes == ()
+
+
+def test_a_text_outside_the_grammar_is_impossible():
+    class Careless(ToyServer):
+        """Follows the grammar in its first texts only."""
+
+        def _engine_of(self, fields: dict[str, Any], num_prompt_tokens: int) -> Engine:
+            kept = {} if self.num_requests > 40 else fields
+            return super()._engine_of(kept, num_prompt_tokens)
+
+    report = judge(Careless(EXACT_ENGINES["plain"], seed=1), only=("structured",))
+    assert report.verdict == "not lossless"
+    assert "outside of the support" in report.reason
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"is_local": False}, "--target"), ({}, "with none of the known fields")],
+    ids=["server as reference", "field ignored"],
+)
+def test_structured_requests_that_cannot_be_judged_are_left_out(options, said):
+    server = ToyServer(EXACT_ENGINES["plain"], seed=1, grammar_field="")
+    report = judge(server, only=("alone", "structured"), budget=400, **options)
+    assert [result.name for result in report.situations] == ["alone"]
+    assert said in "; ".join(report.notes)
+
+
+def test_the_law_of_a_structured_text_is_that_of_the_admitted_tokens():
+    text = ["a", "e", "l", "i", END_NAME]  # `i` may not come at an odd place, nor may the text end
+    laws = asyncio.run(local_reference().laws("abc", text, SamplingRules(), is_structured=True))
+    ids = (*Letters()("abc")["input_ids"], *Letters()("aeli")["input_ids"])
+    for place, (law, name) in enumerate(zip(laws, text, strict=True)):
+        masses = np.array(StructuredTable(TARGET, 3)(ids[: 3 + place]))
+        expected = masses / masses.sum()
+        assert law is not None
+        for token, mass in enumerate(expected):
+            letter = END_NAME if token == END else LETTERS[token]
+            assert law.masses[law.place(letter)] == pytest.approx(mass, abs=2 * SMALLEST_REST)
+        is_admitted = expected[END if name == END_NAME else LETTERS.index(name)] > 0
+        assert (law.masses[law.place(name)] == 0.0) == (not is_admitted)
+
+
+def test_parts_of_characters_are_unnamed_and_end_the_reading():
+    class Bytes(Letters):
+        def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+            text = super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+            return text.replace("l", "\N{REPLACEMENT CHARACTER}")
+
+    reference = LocalReference(TabularModel(TARGET, VOCAB), Bytes(), frozenset({END}), by_id=True)
+    text = [f"token_id:{token}" for token in (1, 12, 3, 4)]
+    first, second = asyncio.run(reference.laws("abc", text, SamplingRules()))
+    assert first is not None
+    assert second is not None
+    assert text[1] not in second.places
+    assert second.rest == pytest.approx(TARGET((1, 2, 3, 1))[12], abs=2 * SMALLEST_REST)
 
 
 def test_the_fault_is_named():

@@ -13,6 +13,7 @@ from monge.audit.report import Report
 from monge.audit.run import audit, probe
 from monge.audit.settings import AuditSettings
 from monge.audit.situations import usual_situations
+from monge.audit.structured import structured_fields
 from monge.core.draws import Draws
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.components import Components
@@ -107,9 +108,10 @@ def judge(
     is_local: bool = True,
     knows_end: bool = True,
     is_quick: bool = False,
+    only: tuple[str, ...] | None = None,
     **options: Any,
 ) -> Report:
-    """Audit a toy server."""
+    """Audit a toy server, in the situations of these names only."""
 
     async def run() -> Report:
         twin = ToyServer(EXACT_ENGINES["plain"], seed=99, by_id=True)
@@ -119,14 +121,15 @@ def judge(
             reference: Reference = ServerReference(other, eos_names=names, by_id=by_id, num_top=12)
             if is_local:
                 reference = local_reference(by_id=by_id)
-            played = usual_situations(PROMPTS, is_quick=is_quick)
-            return await audit(
-                client,
-                reference,
-                AuditSettings(
-                    budget=budget, situations=shortened(played), naming=naming, **options
-                ),
+            played = shortened(usual_situations(PROMPTS, is_quick=is_quick))
+            played = tuple(one for one in played if only is None or one.name in only)
+            structured = dict[str, Any]()
+            if is_local and any(one.is_structured for one in played):
+                structured = await structured_fields(client, PROMPTS)
+            settings = AuditSettings(
+                budget=budget, situations=played, naming=naming, structured=structured, **options
             )
+            return await audit(client, reference, settings)
 
     return asyncio.run(run())
 

@@ -66,6 +66,25 @@ class UnigramTable:
         return self._masses
 
 
+@dataclass(frozen=True, slots=True)
+class StructuredTable:
+    """A table under the regex of an audit: e to h not at even places, i to l not at odd ones.
+
+    Args:
+        table: The table without a grammar.
+        start: Tokens of the prompt.
+    """
+
+    table: LawTable
+    start: int
+
+    def __call__(self, token_ids: Text) -> Sequence[float]:
+        is_odd = (len(token_ids) - self.start) % 2
+        forbidden = {9, 10, 11, 12, END} if is_odd else {5, 6, 7, 8}
+        masses = enumerate(self.table(token_ids))
+        return [0.0 if token in forbidden else mass for token, mass in masses]
+
+
 @runtime_checkable
 class Engine(Protocol):
     """Writes a text."""
@@ -126,6 +145,8 @@ class ChainEngine:
         mixes_crowds: With other requests in work, read the law of another text at every eighth
             position.
         skips_end: Drop drafted ends of text that are accepted.
+        drops_forbidden: Drop drafted tokens that the grammar of the request forbids, and draw the
+            position from the target law.
     """
 
     rule: Rule = single_draft
@@ -137,6 +158,7 @@ class ChainEngine:
     ignores: frozenset[str] = frozenset()
     mixes_crowds: bool = False
     skips_end: bool = False
+    drops_forbidden: bool = False
     target: LawTable = field(default_factory=lambda: TARGET)
     draft: LawTable = field(default_factory=lambda: DRAFT)
 
@@ -166,6 +188,8 @@ class ChainEngine:
                         law(self.draft, tuple(text), _NO_RULES) if self.declares_raw_law else q
                     )
                     token = self.rule(p, declared, x, draws)
+                    if self.drops_forbidden and self.target(tuple(text))[x] == 0.0:
+                        token = _drawn(p, draws)
                     if token != x and self.reuses_noise:
                         token = int((np.log(_excess(p, q)) + noise).argmax())
                 if not (token == x == END and self.skips_end):
@@ -212,10 +236,13 @@ class PlainEngine:
 
 def law(table: LawTable, text: Text, rules: SamplingRules, num_bits: int | None = None) -> Probs:
     """Masses of the next token under sampling rules."""
-    logits = np.log(np.array(table(text)))
+    masses = np.array(table(text))
+    is_admitted = masses > 0  # a grammar forbids the others
+    logits = np.log(masses, where=is_admitted, out=np.full(len(masses), -np.inf))
     if num_bits is not None:
-        scale = 2.0 ** (num_bits - np.floor(np.log2(np.abs(logits))))
-        logits = np.round(logits * scale) / scale
+        finite = logits[is_admitted]
+        scale = 2.0 ** (num_bits - np.floor(np.log2(np.abs(finite))))
+        logits[is_admitted] = np.round(finite * scale) / scale
     if rules.temperature == 0:
         return np.eye(len(logits))[logits.argmax()]
     probs = np.exp((logits - logits.max()) / rules.temperature)
@@ -267,6 +294,7 @@ WRONG_ENGINES: Final[Mapping[str, Engine]] = MappingProxyType(
         "top-p ignored": ChainEngine(ignores=frozenset({"top_p"})),
         "one seed for all requests": PlainEngine(stays_at_one_seed=True),
         "drafted end of text skipped": ChainEngine(skips_end=True),
+        "forbidden drafts dropped": ChainEngine(drops_forbidden=True, draft=UnigramTable(1)),
     }
 )
 """Engines that every audit must reject."""

@@ -7,13 +7,24 @@ socket.
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from monge.core.draws import SeededDraws
 from monge.core.sampling_rules import SamplingRules
-from tests.kit.wrong_engines import END, TARGET, Engine, Text, ToyTable, law
+from tests.kit.wrong_engines import (
+    END,
+    TARGET,
+    ChainEngine,
+    Engine,
+    PlainEngine,
+    StructuredTable,
+    Text,
+    ToyTable,
+    law,
+)
 
 LETTERS: Final = ("<end>", *"abcdefghijkl")
 Message = MutableMapping[str, Any]
@@ -43,6 +54,9 @@ class ToyServer:
         logprobs: Whether it returns log-probabilities.
         by_id: Whether it honours `return_tokens_as_token_ids`; otherwise it refuses the field.
         table: The target, for log-probabilities.
+        grammar_field: Field of a request whose value, if there is one, asks for a structured text;
+            engines of this library ignore it.
+        leaks: Fields that a request takes over from the last one that is in work beside it.
     """
 
     def __init__(
@@ -56,11 +70,14 @@ class ToyServer:
         logprobs: bool = True,
         by_id: bool = False,
         table: ToyTable = TARGET,
+        grammar_field: str = "structured_outputs",
+        leaks: tuple[str, ...] = (),
     ) -> None:
         self._engine, self._seed, self._latency_s = engine, seed, latency_s
         self._chunks, self._refused = chunks, num_refused
         self._logprobs, self._by_id, self._table = logprobs, by_id, table
         self._num_at_once, self.num_requests = 0, 0
+        self._grammar_field, self._leaks, self._last = grammar_field, leaks, dict[str, Any]()
 
     async def __call__(
         self,
@@ -77,13 +94,16 @@ class ToyServer:
             body += message.get("body", b"")
             if not message.get("more_body", False):
                 break
-        self._num_at_once += 1
+        fields = json.loads(body) if body else {}
+        self._num_at_once, self._last = self._num_at_once + 1, fields
         try:
             await asyncio.sleep(self._latency_s)  # requests that came together are in work together
             if scope["path"] == "/v1/models":
                 status, answer = 200, {"data": [{"id": "toy"}]}
             else:
-                status, answer = self._answer(json.loads(body))
+                status, answer = self._answer(
+                    fields | {name: self._last.get(name) for name in self._leaks}
+                )
         finally:
             self._num_at_once -= 1
         content = json.dumps(answer).encode()
@@ -108,15 +128,15 @@ class ToyServer:
             return 400, {"error": {"message": "unknown field return_tokens_as_token_ids"}}
         given = fields["prompt"]
         prompt = tuple(Letters()(given)["input_ids"]) if isinstance(given, str) else tuple(given)
-        top_k = fields.get("top_k")
+        top_k, top_p = fields.get("top_k"), fields.get("top_p")
         rules = SamplingRules(
             temperature=fields.get("temperature", 1.0),
             top_k=None if top_k == -1 else top_k,
-            top_p=fields.get("top_p", 1.0),
+            top_p=1.0 if top_p is None else top_p,
         )
         row, seed = (self.num_requests, self._seed) if "seed" not in fields else (0, fields["seed"])
         self.num_requests += 1
-        made = self._engine.generate(
+        made = self._engine_of(fields, len(prompt)).generate(
             prompt,
             rules,
             fields["max_tokens"],
@@ -139,6 +159,14 @@ class ToyServer:
                 prompt, listed, first, fields["logprobs"], is_by_id=is_by_id
             )
         return 200, {"choices": [choice]}
+
+    def _engine_of(self, fields: dict[str, Any], num_prompt_tokens: int) -> Engine:
+        engine = self._engine
+        if fields.get(self._grammar_field) is None or not isinstance(
+            engine, ChainEngine | PlainEngine
+        ):
+            return engine
+        return replace(engine, target=StructuredTable(engine.target, num_prompt_tokens))
 
     def _listed(
         self, prompt: Text, made: Text, first: int, num_top: int, *, is_by_id: bool

@@ -17,6 +17,7 @@ from monge.audit.report import Report, page
 from monge.audit.run import audit, neutral_fields, probe
 from monge.audit.settings import AuditSettings
 from monge.audit.situations import Situation
+from monge.audit.structured import structured_fields
 from monge.core.errors import MongeError, OptionError
 from monge.core.files import write_text
 from monge.core.words import counted
@@ -68,7 +69,7 @@ def assert_lossless(
             nats; by default 0.05, and 0.25 with a `target`.
         greedy_budget: Greedy tokens to compare at least; one text for each prompt is always
             compared.
-        quick: Judge four situations instead of nine.
+        quick: Judge four situations instead of twelve.
         situations: The situations, instead of those of the audit.
         eos: Names of tokens that end a text, for a reference server.
         inconclusive: Outcome if the server could not be judged: `fail` raises `InconclusiveError`, and
@@ -123,8 +124,8 @@ async def audited(
     async with AsyncExitStack() as stack:
         if isinstance(server, str | Mapping):
             server = await stack.enter_async_context(Client(**_options(server)))
-        prompt = settings.played[0].prompts[0]
-        naming, neutral = await probe(server, prompt), await neutral_fields(server, prompt)
+        prompts = settings.planned[0].prompts
+        naming, neutral = await probe(server, prompts[0]), await neutral_fields(server, prompts[0])
         if isinstance(reference, Mapping) and "target" in reference:
             # The law of the numbers themselves, whatever the backend that a user would get.
             loading: dict[str, Any] = {"backend": "eager", **reference}
@@ -141,7 +142,12 @@ async def audited(
             if naming == "ids" and not all(name.startswith(TOKEN_ID) for name in names):
                 naming = "names"  # the id of the end of text is unknown
             reference = ServerReference(twin, eos_names=names, by_id=naming == "ids")
-        settings = replace(settings, naming=naming, neutral=neutral)
+        structured = dict[str, Any]()
+        if any(situation.is_structured for situation in settings.planned) and not isinstance(
+            reference, ServerReference
+        ):
+            structured = await structured_fields(server, prompts)
+        settings = replace(settings, naming=naming, neutral=neutral, structured=structured)
         return await audit(server, reference, settings, on_tokens=on_tokens)
 
 

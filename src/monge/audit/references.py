@@ -9,11 +9,13 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
+from functools import cached_property, partial
+from itertools import accumulate, chain
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from monge.audit.client import (
     TOKEN_ID,
@@ -23,6 +25,7 @@ from monge.audit.client import (
     ServerError,
     one_at_a_time,
 )
+from monge.audit.structured import goes_on, may_end
 from monge.audit.token_law import END, TokenLaw, law_of_logprobs, truncated
 from monge.core.model import SequenceModel
 from monge.core.sampling_rules import SamplingRules
@@ -42,9 +45,16 @@ class Reference(Protocol):
     """Names of tokens that end a text."""
 
     async def laws(
-        self, prompt: str, tokens: Sequence[str], rules: SamplingRules
+        self,
+        prompt: str,
+        tokens: Sequence[str],
+        rules: SamplingRules,
+        *,
+        is_structured: bool = False,
     ) -> list[TokenLaw | None]:
         """Return the laws of the tokens of a text; the name of its end is `END`.
+
+        A structured text follows the regex of `monge.audit.structured`.
 
         The list ends early where the text before a token cannot be read again; an entry is `None`
         where the law is unknown. Both depend on the text before the token only, so that leaving
@@ -83,31 +93,51 @@ class LocalReference:
         by_id: bool = False,
     ) -> None:
         self._model, self._tokenizer, self._eos_ids = model, tokenizer, eos_ids
-        names = [
-            f"{TOKEN_ID}{i}" if by_id else tokenizer.decode([i], skip_special_tokens=False)
-            for i in range(model.vocab_size)
-        ]
+        texts = [tokenizer.decode([i], skip_special_tokens=False) for i in range(model.vocab_size)]
+        names = [f"{TOKEN_ID}{i}" for i in range(model.vocab_size)] if by_id else texts
         self.eos_names = frozenset(names[i] for i in eos_ids)
-        # Tokens that share a name, such as parts of characters, cannot be told apart: they count as
-        # unnamed.
+        # Tokens that share a name cannot be told apart, and llama.cpp lists one token for all parts
+        # of a character: they count as unnamed.
         often = {name for name, times in Counter(names).items() if times > 1}
         self._names = [
-            END if i in eos_ids else "" if name in often else name for i, name in enumerate(names)
+            END if i in eos_ids else "" if name in often or _UNNAMED in text else name
+            for i, (name, text) in enumerate(zip(names, texts, strict=True))
         ]
         self._ids = {name: i for i, name in enumerate(self._names) if name not in {END, ""}}
         self._lock = asyncio.Lock()
         self._prompts: dict[str, list[int]] = {}
 
     async def laws(
-        self, prompt: str, tokens: Sequence[str], rules: SamplingRules
+        self,
+        prompt: str,
+        tokens: Sequence[str],
+        rules: SamplingRules,
+        *,
+        is_structured: bool = False,
     ) -> list[TokenLaw | None]:
-        return await one_at_a_time(self._lock, self._laws, prompt, tokens, rules)
+        return await one_at_a_time(self._lock, self._laws, prompt, tokens, rules, is_structured)
 
     async def noise(self, prompts: Sequence[str]) -> float:
         return 0.0
 
+    @cached_property
+    def _texts(self) -> list[str]:
+        """The text of every token within a text; special tokens have none."""
+        decode = partial(self._tokenizer.decode, skip_special_tokens=True)
+        # Some tokenizers drop a space before the first token.
+        before = token_ids_of(self._tokenizer, "a")[-1]
+        size = len(decode([before]))
+        return [decode([before, i])[size:] for i in range(self._model.vocab_size)]
+
+    @cached_property
+    def _admitted(self) -> Tensor:
+        """The tokens that a structured text admits after an even and an odd number of characters."""
+        rows = torch.tensor([[goes_on(n, text) for text in self._texts] for n in range(2)])
+        rows[:, sorted(self._eos_ids)] = torch.tensor([[may_end(n)] for n in range(2)])
+        return rows
+
     def _laws(
-        self, prompt: str, tokens: Sequence[str], rules: SamplingRules
+        self, prompt: str, tokens: Sequence[str], rules: SamplingRules, is_structured: bool
     ) -> list[TokenLaw | None]:
         if prompt not in self._prompts:
             self._prompts[prompt] = list(token_ids_of(self._tokenizer, prompt))
@@ -117,9 +147,15 @@ class LocalReference:
             if name not in self._ids:
                 break
             ids.append(self._ids[name])
+        admitted = None
+        if is_structured:
+            sizes = list(accumulate((len(self._texts[i]) for i in ids), initial=0))
+            admitted = self._admitted[torch.tensor(sizes) % 2]
         with torch.inference_mode():
             pieces = logits_along(self._model, (*prompt_ids, *ids), len(prompt_ids) - 1)
             scores = torch.cat([logits.double() for logits in pieces]) / rules.temperature
+            if admitted is not None:
+                scores = scores.masked_fill(~admitted.to(scores.device), -torch.inf)
             if len(self._eos_ids) > 1:  # all ends of text are one token
                 ends = sorted(self._eos_ids)
                 together = torch.logsumexp(scores[:, ends], dim=-1)
@@ -132,7 +168,13 @@ class LocalReference:
                 rests.zero_()
         tempered = replace(rules, temperature=1.0)
         rows = zip(values.cpu().numpy(), ids.tolist(), rests.tolist(), strict=True)
-        return [self._law(masses[masses > 0.0], row, rest, tempered) for masses, row, rest in rows]
+        laws = [self._law(masses[masses > 0.0], row, rest, tempered) for masses, row, rest in rows]
+        if admitted is not None:
+            for place, (law, name) in enumerate(zip(laws, tokens, strict=False)):
+                i = min(self._eos_ids) if name == END else self._ids.get(name)
+                if law is not None and i is not None and not admitted[place, i]:
+                    laws[place] = law.without(name)
+        return laws
 
     def _law(
         self, probs: np.ndarray, ids: list[int], rest: float, rules: SamplingRules
@@ -169,8 +211,15 @@ class ServerReference:
         self.speculates = False
 
     async def laws(
-        self, prompt: str, tokens: Sequence[str], rules: SamplingRules
+        self,
+        prompt: str,
+        tokens: Sequence[str],
+        rules: SamplingRules,
+        *,
+        is_structured: bool = False,
     ) -> list[TokenLaw | None]:
+        if is_structured:  # the most probable tokens may all be forbidden
+            return []
         if prompt not in self._prompts:
             self._prompts[prompt] = await self._prompt_tokens(prompt)
         known = self._prompts[prompt]

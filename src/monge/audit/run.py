@@ -21,6 +21,7 @@ from monge.audit.situations import Situation
 from monge.audit.text_log import TextLog
 from monge.audit.token_law import END, TokenLaw
 from monge.core.draws import random_numbers
+from monge.core.sampling_rules import SamplingRules
 from monge.core.words import counted
 
 TOLERANCE: Final = 0.05
@@ -37,6 +38,14 @@ _NUM_PROBES: Final = 16
 _TEXT_NOTE: Final = (
     "the server returns no tokens, so that only first tokens were judged, which most engines draw "
     "without speculation; an audit needs `logprobs` on /v1/completions"
+)
+_NO_FIELD_NOTE: Final = (
+    "no structured requests were judged: with none of the known fields do the server's texts follow "
+    "a regex"
+)
+_NO_LAW_NOTE: Final = (
+    "no structured requests were judged: a reference server names its most probable tokens only, "
+    "which a regex may forbid; give --target instead"
 )
 _NEUTRAL: Final[Mapping[str, float]] = MappingProxyType(
     {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -95,6 +104,9 @@ async def audit(
     `on_tokens` is told the judged tokens and the logarithm of the e-value after every text.
     """
     notes = [_TEXT_NOTE] if settings.naming == "text" else []
+    if len(settings.played) < len(settings.planned):
+        is_server = isinstance(reference, ServerReference)
+        notes.append(_NO_LAW_NOTE if is_server else _NO_FIELD_NOTE)
     longest = max(
         settings.played, key=lambda situation: (situation.max_tokens, len(situation.prompts))
     )
@@ -190,9 +202,9 @@ class _SampledTexts:
                 ties = random_numbers(self._settings.seed, number, place=index).random(len(names))
                 text = judged(laws, names, ties.tolist())
                 factors = log_factors(text)
-                prompt = situation.prompts[index % len(situation.prompts)]
+                kind = repr((*situation.request(index), situation.is_structured))
                 for wealth in (self._joint, self._apart[situation.name]):
-                    wealth.add(f"{prompt}\n{situation.rules}", names, text, factors)
+                    wealth.add(kind, names, text, factors)
                 self._tally.add(text)
                 self._num_ends += names[-1:] == (END,)
                 self._names_ends |= any(END in law.places for law in laws if law is not None)
@@ -210,10 +222,12 @@ class _SampledTexts:
         self, number: int, situation: Situation, index: int, limit: asyncio.Semaphore
     ) -> tuple[int, tuple[str, ...], bool, list[TokenLaw | None]]:
         """Return a text: its number, its tokens, if it was cut at its longest, and its laws."""
-        prompt, rules = situation.prompts[index % len(situation.prompts)], situation.rules
+        prompt, rules = situation.request(index)
         completion = self._log.find(situation.name, index)
         if completion is None:
             fields = self._settings.fields(situation.max_tokens)
+            if situation.is_structured:
+                fields |= self._settings.structured
             if rules.top_p < 1:
                 fields["top_p"] = float(rules.top_p)
             if rules.top_k is not None:
@@ -226,7 +240,13 @@ class _SampledTexts:
                 completion = await self._client.complete(prompt, **fields)
             self._log.keep(situation.name, index, completion)
         names = token_names(completion, self._reference.eos_names)
-        laws = await self._reference.laws(prompt, names, rules) if names else []
+        if rules.temperature == 0:  # the greedy token is the first of top-k 1, but for near-ties
+            rules = SamplingRules(top_k=1)
+        laws = list[TokenLaw | None]()
+        if names:
+            laws = await self._reference.laws(
+                prompt, names, rules, is_structured=situation.is_structured
+            )
         return index, names, completion.finish == "length", laws
 
     def _log_e(self) -> float:

@@ -27,6 +27,8 @@ class AuditSettings:
         naming: How the audited server names tokens, as `probe` says. Of servers that return no
             tokens, only the first token of each text is judged.
         neutral: Fields of every request that switch sampling rules off, as `neutral_fields` says.
+        structured: Fields of a structured request, as `structured_fields` says; without any, no
+            structured situation is played.
         log: File for the texts.
 
     Raises:
@@ -62,6 +64,7 @@ class AuditSettings:
     seed: int = 0
     naming: Naming = "names"
     neutral: Mapping[str, object] = field(default_factory=dict)
+    structured: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < 1:
@@ -81,9 +84,18 @@ class AuditSettings:
         return usual if self.budget is None else self.budget
 
     @property
+    def planned(self) -> tuple[Situation, ...]:
+        """The situations, whatever the server takes."""
+        return self.situations or usual_situations(is_quick=self.quick)
+
+    @property
     def played(self) -> tuple[Situation, ...]:
-        """The situations; of servers that return no tokens, with single tokens."""
-        situations = self.situations or usual_situations(is_quick=self.quick)
+        """The situations that the server takes; if it returns no tokens, with single tokens."""
+        situations = tuple(
+            situation
+            for situation in self.planned
+            if self.structured or not situation.is_structured
+        )
         if self.naming != "text":
             return situations
         return tuple(replace(situation, max_tokens=1) for situation in situations)

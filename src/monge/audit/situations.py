@@ -1,9 +1,11 @@
 """Situations of an audit: an engine that is right alone may be wrong in a crowd, or for a shared prefix."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from monge.audit.bets import NUM_PREFIXES
+from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 
 PROMPTS: Final = (
@@ -33,19 +35,29 @@ class Situation:
         name: Shown in reports.
         prompts: Prompts, taken in turn.
         rules: Sampling rules.
+        beside: Sampling rules of requests that are sent beside these, in turn with them.
         max_tokens: Tokens of each text.
         concurrency: Requests at once.
         share: Share of the budget, relative to the other situations.
         is_seeded: Whether each request brings its own seed.
+        is_structured: Whether the texts must follow a regex; see `monge.audit.structured`.
     """
 
     name: str
     prompts: tuple[str, ...]
     rules: SamplingRules = SamplingRules()
+    beside: tuple[SamplingRules, ...] = ()
     max_tokens: int = 16
     concurrency: int = 4
     share: float = 1.0
     is_seeded: bool = False
+    is_structured: bool = False
+
+    def request(self, index: int) -> tuple[str, SamplingRules]:
+        """Return the prompt and the sampling rules of a request."""
+        every = (self.rules, *self.beside)
+        turn, place = divmod(index, len(every))
+        return self.prompts[turn % len(self.prompts)], every[place]
 
 
 def usual_situations(
@@ -82,5 +94,33 @@ def usual_situations(
         Situation(name="top-p 0.8", prompts=prompts, rules=SamplingRules(top_p=0.8)),
         Situation(name="seeds", prompts=prompts, is_seeded=True),
         Situation(name="long prompt", prompts=(LONG,)),
+        Situation(
+            name="greedy beside sampled",
+            prompts=prompts,
+            rules=SamplingRules(temperature=0.0),
+            beside=(SamplingRules(),),
+            concurrency=8,
+            share=0.5,
+        ),
+        Situation(
+            name="top-k beside top-p",
+            prompts=prompts,
+            rules=SamplingRules(top_p=0.8),
+            beside=(SamplingRules(top_k=8),),
+            concurrency=8,
+        ),
+        Situation(name="structured", prompts=prompts, concurrency=8, share=2.0, is_structured=True),
     )
     return every[:4] if is_quick else every
+
+
+def situations_named(names: Sequence[str]) -> tuple[Situation, ...]:
+    """Return some of the usual situations, in the order of their names.
+
+    Raises:
+        OptionError: If a name is unknown.
+    """
+    known = {situation.name: situation for situation in usual_situations()}
+    if unknown := [name for name in names if name not in known]:
+        raise OptionError(f"unknown situation {unknown[0]!r}; known: {', '.join(map(repr, known))}")
+    return tuple(known[name] for name in names)

@@ -47,6 +47,10 @@ class TokenLaw:
         """Return the index of a token's category in `masses`."""
         return self.places.get(name, len(self.names))
 
+    def without(self, name: str) -> "TokenLaw":
+        """Return the same law, which names a token that it excludes: without a name it counts as the rest."""
+        return TokenLaw((*self.names, name), np.append(self.probs, 0.0), self.rest)
+
 
 def law_of_logprobs(top: Mapping[str, float], rules: SamplingRules) -> TokenLaw | None:
     """Return the law of a request, from the largest log-probabilities at temperature 1, by token name.

@@ -14,6 +14,7 @@ import typer
 
 from monge.api import load as monge_load
 from monge.audit.settings import AUDIT, AuditSettings
+from monge.audit.situations import situations_named
 from monge.cli import options
 from monge.cli.console import plain_table, print_tables, show
 from monge.cli.options import option, panel
@@ -59,6 +60,9 @@ def audit(
     eos: list[str] | None = _audit(
         None, "Token that ends a text, for a reference server; may be repeated.", "common names"
     ),
+    situation: list[str] | None = _audit(
+        None, "Situation to judge; may be repeated.", "all; docs/audit.md names them"
+    ),
     settings: AuditSettings,
     html: Path | None = option(None, OUTPUT, "Write a page with plots."),
     as_json: options.Json = False,
@@ -75,6 +79,7 @@ def audit(
         monge audit --url http://localhost:8000/v1 --reference-url http://localhost:8001/v1
         monge audit --url http://localhost:8000/v1 --target ./model --budget 100000 --html audit.html
         monge audit --url http://localhost:8000/v1 --target built-in --quick
+        monge audit --url http://localhost:8000/v1 --target ./model --situation structured
         monge audit --engine transformers-assisted --target ./model --draft ./small
         monge audit --engine monge --tree "fixed_width((2, 2), 'iid')" --verifier layer
     """
@@ -97,6 +102,8 @@ def audit(
 
     if engine is not None:
         check_engine(engine, parts)
+    if situation:
+        settings = replace(settings, situations=situations_named(situation))
     reference: dict[str, Any] = {"target": target or "built-in", **loading}
     if reference_url is not None:
         reference = {"url": reference_url, "model": reference_model, "api_key": api_key}
