@@ -48,8 +48,6 @@ DRAFTS: dict[str, dict[str, str]] = {
 FEW = [
     ("block", "model, chain"),
     ("rrs", "model, i.i.d. tree"),
-    ("traversal", "model, tree without replacement"),
-    ("target_walk", "ngram"),
     ("layer", "pool of ngram and model"),
 ]
 

@@ -134,6 +134,7 @@ def test_decoding():
     assert growth.non_prefix_commits > 4
 
 
+@pytest.mark.slow
 def test_prepared_shapes_compile_nothing_later():
     target, compile_ = own("llama"), Counting()
     step = capture_forward(target, pretend.Rerun(), (), LayerCompiler(compile_))

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from lab.matrix import all_arms, controller_arms, legal_pairs
 from monge.bench.arms import DEFAULT
 from monge.control.registry import DEPTH_CONTROLLERS
@@ -37,6 +39,7 @@ def test_every_controller_has_an_arm(tiny_pair):
     assert {"monge", "monge none", "monge window 1", "monge window 8"} < names
 
 
+@pytest.mark.slow
 def test_command(lab, tiny_paths, tmp_path):
     (tmp_path / "mine.txt").write_text("The sea was\n")
     models = f"--target {tiny_paths[0]} --draft {tiny_paths[1]} --prompts {tmp_path}/mine.txt"

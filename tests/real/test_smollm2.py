@@ -32,7 +32,7 @@ def greedy_ids(network, plain):
         {"drafter": "none"},
         {"drafter": "ngram(min_ngram=1)"},
         {"drafter": "suffix"},
-        {"drafter": "layer_skip"},
+        pytest.param({"drafter": "layer_skip"}, marks=pytest.mark.slow),
     ],
     ids=lambda parts: parts["drafter"],
 )
@@ -42,7 +42,7 @@ def test_greedy_text_is_that_of_transformers(network, tokenizer, greedy_ids, par
     assert result.token_ids == greedy_ids
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_the_shipped_head_drafts_well(network, tokenizer, greedy_ids, temperature):
     decoder = monge.load(
         network, "smollm2-head", tokenizer=tokenizer, tree="chain(3)", controller="fixed"
