@@ -29,12 +29,12 @@ _NUM_CHARACTERS: Final = 64  # free English keeps to the regex for so long with 
 
 
 def goes_on(num_characters: int, text: str) -> bool:
-    """Return whether a text of so many characters may go on with this one, which is not empty."""
+    """Return whether the regex admits a text after `num_characters` earlier characters; it admits no empty text."""
     return text != "" and _GOES_ON[num_characters % 2].fullmatch(text) is not None
 
 
 def may_end(num_characters: int) -> bool:
-    """Return whether a text of so many characters may end."""
+    """Return whether the regex lets a text end after `num_characters` characters."""
     return num_characters % 2 == 0
 
 

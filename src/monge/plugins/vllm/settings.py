@@ -16,7 +16,7 @@ CHOICES: Final[Mapping[str, Collection[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What `additional_config["monge"]` holds.
+    """Settings in `additional_config["monge"]`.
 
     Args:
         verifier: Rule that verifies drafts: vLLM's, or one of this library.
@@ -41,17 +41,17 @@ class EngineSettings:
 
     @property
     def verifies(self) -> bool:
-        """Whether this library decides which drafts are accepted."""
+        """True if this library decides which drafts are accepted."""
         return self.verifier != "vllm"
 
     @property
     def draws(self) -> bool:
-        """Whether this library draws from the laws of a draft model."""
+        """True if this library draws from the laws of a draft model."""
         return self.draft_law == "request"
 
     @property
     def changes_vllm(self) -> bool:
-        """Whether any function of vLLM is replaced."""
+        """True if any function of vLLM is replaced."""
         return self.verifies or self.draws
 
 
