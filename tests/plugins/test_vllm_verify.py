@@ -7,6 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
+from monge.backends.cpu.law_masses import load_law_masses
+from monge.core import lazy_laws
 from monge.core.sampling_rules import probs_from_logits
 from monge.plugins.vllm.grammar import mend
 from monge.plugins.vllm.settings import settings_of
@@ -157,6 +159,32 @@ def test_requests_of_all_kinds_share_a_batch(rule):
     best = logits[4].argmax(-1).tolist()
     accepted = 0 if token_ids[4, 0] != best[0] else 1
     assert together[4][: accepted + 1] == best[: accepted + 1]
+
+
+@pytest.mark.parametrize("origin", ["drawn", LAWLESS])
+@pytest.mark.parametrize("rule", RULES)
+def test_machine_code_gives_the_verdicts_of_the_programs(rule, origin, monkeypatch):
+    """For requests of all kinds, each by itself; a greedy one beside them, and one without drafts."""
+    load_law_masses()
+    monkeypatch.setattr(lazy_laws, "_LEAST", 1)
+    vocab, depth = 2100, 3
+    for step in range(20):
+        torch.manual_seed(step)
+        lengths, heat = [3, 0, 1, 2, 3, 3], torch.tensor([1.0, 0.7, 0.7, 0.0, 1.0, 1.3])
+        logits = 2 * torch.randn(len(lengths), depth, vocab)
+        probs = (logits + 0.5 * torch.randn_like(logits)).softmax(-1)
+        token_ids, rules = drawn(probs.log()), metadata(len(lengths), heat)
+        token_ids[3] = logits[3].argmax(-1)
+        batch = batch_of(lengths, token_ids, logits, probs if origin == "drawn" else None, rules)
+        outputs = []
+        for kernels in (lazy_laws._KERNELS, {}):
+            monkeypatch.setattr(lazy_laws, "_KERNELS", kernels)
+            rules.generators = {row: torch.Generator().manual_seed(row) for row in range(6)}
+            outputs.append(rejection_sample(rule, batch))
+            monkeypatch.undo()
+            monkeypatch.setattr(lazy_laws, "_LEAST", 1)
+        assert torch.equal(*outputs)
+        assert outputs[0][3].tolist() == [*token_ids[3][:2].tolist(), 0, -1]
 
 
 def test_steps_without_drafts_and_bad_logits_have_tokens():

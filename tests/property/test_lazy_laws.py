@@ -14,11 +14,23 @@ from monge.core import lazy_laws
 from monge.core.errors import LawError
 from monge.core.law import DenseLaw, Law, SparseLaw, renamed
 from monge.core.lazy_laws import Excess, LazyLaw, ScoredLaw
-from monge.core.sampling_rules import SamplingRules, law_from_logits, laws_from_logits
+from monge.core.sampling_rules import (
+    SamplingRules,
+    law_from_logits,
+    laws_from_logits,
+    probs_from_logits,
+)
 from monge.draft.tree.children import children_of
 from monge.verify.base import as_verifier
 from monge.verify.block import Block
-from monge.verify.functional import DraftLaws, block
+from monge.verify.functional import (
+    DraftLaws,
+    Verified,
+    block,
+    on_host,
+    speculative_sampling,
+    target_walk,
+)
 from monge.verify.layer import Layer
 from monge.verify.optimal import Optimal
 from monge.verify.rrs import Rrs
@@ -205,21 +217,92 @@ def test_the_plain_laws_stay_without_machine_code(monkeypatch) -> None:
     assert coded.quantile(0.5) == plain.quantile(0.5), "a law goes on as it began"
 
 
-@given(seed=st.integers(0, 2**32 - 1))
-def test_block_of_a_batch_reads_masses_where_they_lie(seed) -> None:
+CHAINS = {
+    block: on_host.block,
+    speculative_sampling: on_host.speculative_sampling,
+    target_walk: on_host.target_walk,
+}
+SHAPE = ((1,), (2,), (3,), ())
+
+
+def verdicts_of(program, p, token_ids, q, uniforms) -> Verified:
+    arguments = {"probs": p, "token_ids": token_ids, "uniforms": uniforms}
+    is_walk = program in {target_walk, on_host.target_walk}
+    return program(**arguments, **({"children": SHAPE} if is_walk else {"draft": DraftLaws(q)}))
+
+
+def chains_of(seed: int, dtype: torch.dtype):
+    """Chains of up to three tokens of a vocabulary with a last block that is not full."""
     draws = torch.Generator().manual_seed(seed)
-    p, q = (torch.randn(9, 4, 2100, generator=draws).double().softmax(2) for _ in range(2))
-    q = 0.7 * p + 0.3 * q
-    p[8, 1] = torch.nan
+    p, q = (torch.randn(9, 4, 2100, generator=draws).softmax(2, dtype=dtype) for _ in range(2))
+    q = 0.3 * p + 0.7 * q
     token_ids = q.flatten(0, 1).multinomial(1, generator=draws).view(9, 4).roll(1, 1)
-    uniforms = torch.rand(9, 4, generator=draws, dtype=torch.float64)
-    arguments = p, token_ids, DraftLaws(q), uniforms
-    coded = block(*arguments)
+    is_missing = torch.arange(4) > torch.randint(4, (9, 1), generator=draws)
+    token_ids = token_ids.masked_fill(is_missing, -1)
+    p, q = (part.masked_fill(is_missing[..., None], torch.nan) for part in (p, q))
+    return p, token_ids, q, torch.rand(9, 4, generator=draws, dtype=torch.float64)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("program", CHAINS)
+@given(seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from((torch.float32, torch.float64)))
+def test_chains_are_decided_on_masses_where_they_lie(program, seed, dtype) -> None:
+    """Rows of nodes that a chain does not have are not read."""
+    arguments = chains_of(seed, dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        coded = verdicts_of(CHAINS[program], *arguments)
+        assert coded is not None
+        patch.setattr(lazy_laws, "_KERNELS", {})
+        plain = verdicts_of(program, *arguments)
+    assert all(map(torch.equal, coded, plain))
+
+
+@pytest.mark.parametrize("program", [block, speculative_sampling])
+@pytest.mark.parametrize("bad", ["p", "q", "drafted"])
+def test_laws_that_are_none_are_left_to_the_program(program, bad) -> None:
+    p, token_ids, q, uniforms = chains_of(0, torch.float64)
+    row = int((token_ids[:, 1] >= 0).nonzero()[0])
+    if bad == "drafted":
+        q[row, 0, token_ids[row, 1]] = 0.0
+    else:
+        (p if bad == "p" else q)[row, 0] = torch.nan
+    coded = verdicts_of(program, p, token_ids, q, uniforms)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lazy_laws, "_KERNELS", {})
-        plain = block(*arguments)
+        plain = verdicts_of(program, p, token_ids, q, uniforms)
     assert all(map(torch.equal, coded, plain))
-    assert plain.next_token[8] == -1
+    assert bad != "p" or plain.next_token[row] == -1
+
+
+@given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from((10, 5000)), heat=st.floats(0.05, 20.0))
+def test_a_softmax_in_float32_is_near_the_law(seed, size, heat) -> None:
+    """The bound of `docs/functional.md`."""
+    logits = torch.randn(1, size, generator=torch.Generator().manual_seed(seed)) / heat
+    exact = logits.softmax(1, dtype=torch.float64)
+    declared = logits.softmax(1).double()
+    declared /= declared.sum(1, keepdim=True)
+    assert 0.5 * (declared - exact).abs().sum() < 1e-6
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@given(chosen=ROWS, dtype=st.sampled_from((torch.float32, torch.bfloat16)))
+def test_rows_of_laws_are_written_request_by_request(chosen, dtype) -> None:
+    """Each under its own rules; logits that make no law give NaN."""
+    logits = row(chosen, dtype).expand(len(RULES) + 2, 1, -1).clone()
+    logits[-1] = torch.nan
+    own = [*RULES, SamplingRules(temperature=0), SamplingRules()]
+    rules = {
+        "temperature": torch.tensor([float(rule.temperature) for rule in own]),
+        "top_k": torch.tensor([rule.top_k or logits.shape[2] for rule in own]),
+        "top_p": torch.tensor([float(rule.top_p) for rule in own]),
+        "min_p": torch.tensor([float(rule.min_p) for rule in own]),
+    }
+    coded = probs_from_logits(logits, **rules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lazy_laws, "_KERNELS", {})
+        plain = probs_from_logits(logits, **rules)
+    torch.testing.assert_close(coded, plain, rtol=0, atol=1e-12, equal_nan=True)
+    assert torch.equal(coded > 0.0, plain > 0.0)
 
 
 def test_masses_at_the_boundary_of_a_rule_are_decided_by_the_plain_law() -> None:
@@ -240,11 +323,12 @@ def test_tokens_and_rows_beyond_the_vocabulary_are_refused() -> None:
     (law,) = laws_from_logits(torch.zeros(1, 2000), RULES[0])
     with pytest.raises(LawError, match="law over 2000 tokens, asked about token 2000"):
         law.at(torch.tensor([3, 2000]))
-    p = torch.full((1, 2, 2000), 1 / 2000, dtype=torch.float64)
-    scale = torch.ones(1, 2, dtype=torch.float64)
-    assert lazy_laws.excess_masses(scale, p, p).tolist() == [[0.0, 0.0]]
-    for other in (p[:, :, 1:], p.float()):
-        assert lazy_laws.excess_masses(scale, p, other) is None
+    (row,) = lazy_laws.laws_of_masses(torch.ones(1, 2, 2000), [1])
+    assert [law.prob(token) for law in row for token in (-1, 1999, 2000)] == [0.0, 1 / 2000, 0.0]
+    masses = torch.ones(1, 2, 2000)
+    assert lazy_laws.can_read(masses)
+    for wrong in (masses.half(), masses.mT, masses[:, :, ::2]):
+        assert not lazy_laws.can_read(wrong)
 
 
 def test_a_masked_token_is_never_drawn() -> None:

@@ -83,7 +83,7 @@ WRONG_NUMBERS = {
 }
 WRONG_SHAPES = {
     "uniforms": (lambda own: own.float(), "uniforms: got torch.float32 .* expected torch.float64"),
-    "probs": (lambda own: own.float(), "probs: got torch.float32 .* expected torch.float64"),
+    "probs": (lambda own: own.half(), "probs: got torch.float16 .* expected torch.float64 or torch.float32 of"),
     "token_ids": (lambda own: own[:, :1], r"token_ids: .* of shape \(2, 1\); expected .* of shape \(2, "),
 }  # fmt: skip
 
@@ -116,6 +116,21 @@ def test_wrong_shapes_and_types_are_refused(name: str, wrong: str) -> None:
     change, message = WRONG_SHAPES[wrong]
     with pytest.raises(OptionError, match=message):
         PROGRAMS[name][0](**arguments_of(name, **{wrong: change}))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_masses_in_float32_declare_a_law(name: str) -> None:
+    """These masses over their sum, of the target and of the draft."""
+    own = arguments_of(name)
+    q = own["draft"].probs.float()
+    own["uniforms"] = torch.rand(
+        own["uniforms"].shape, generator=torch.Generator().manual_seed(1)
+    ).double()
+    coarse = own | {"probs": own["probs"].float() * 3, "draft": DraftLaws(q)}
+    exact = own | {"probs": coarse["probs"].double(), "draft": DraftLaws(q.double())}
+    exact["probs"] = exact["probs"] / exact["probs"].sum(-1, keepdim=True)
+    exact["draft"] = DraftLaws(q.double() / q.double().sum(-1, keepdim=True))
+    assert told(PROGRAMS[name][0](**coarse)) == told(PROGRAMS[name][0](**exact))
 
 
 def test_draft_laws_of_tokens_that_are_not_there_are_refused_or_give_no_token() -> None:

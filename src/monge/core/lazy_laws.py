@@ -11,9 +11,10 @@ p = target law, q = draft law.
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ from monge.core.law import DenseLaw, Law, SparseLaw, residual, sparse_part, trus
 _BLOCK: Final = 1024
 """Tokens of a block whose sum is known, as in `law_masses.cpp`."""
 _KINDS: Final = {torch.float32: 0, torch.bfloat16: 1}
-_MASSES: Final = 2
+_MASSES: Final = {torch.float64: 2, torch.float32: 3}
 _SMALLEST: Final = -708.0
 """Exponent below which a mass is 0: e to it is about the smallest normal number."""
 _LEAST: Final = 1 << 12
@@ -75,6 +76,7 @@ def can_score(scores: Float[Tensor, "nodes vocab"], temperature: float | int) ->
     """Return whether the machine code takes scores at a temperature."""
     return (
         bool(_KERNELS)
+        and _is_plain(scores)
         and scores.is_cpu
         and scores.dtype in _KINDS
         and scores.shape[1] >= _LEAST
@@ -189,6 +191,25 @@ class ScoredLaw(LazyLaw):
         return sparse_part(token_ids, probs)
 
 
+class RowLaw(LazyLaw):
+    """The law of one row of masses, which must stay as they are, over its sum."""
+
+    __slots__ = ("_masses",)
+
+    def __init__(
+        self,
+        masses: Float[Tensor, " vocab"],
+        numbers: _Numbers,
+        sums: Float64[Tensor, " blocks"],
+    ) -> None:
+        super().__init__(_Terms(numbers, None, 1.0, masses.numel()), sums, None, 1.0)
+        self._masses = numbers.kept = masses
+
+    def prob(self, token_id: int) -> float:
+        is_known = 0 <= token_id < self.terms.vocab
+        return self._masses[token_id].item() * self.terms.p.weight if is_known else 0.0
+
+
 def scored_laws(
     scores: Float[Tensor, "nodes vocab"], temperature: float | int
 ) -> list[ScoredLaw | None]:
@@ -226,29 +247,50 @@ def excess_of(scale: float | int, p: LazyLaw, q: Law) -> LazyLaw:
     return LazyLaw(terms, sums, p, total)
 
 
-def excess_masses(
-    scale: Float64[Tensor, "batch rows"],
-    p: Float64[Tensor, "batch rows vocab"],
-    q: Float64[Tensor, "batch rows vocab"],
-) -> Float64[Tensor, "batch rows"] | None:
-    """Return the masses of `(scale p - q)_+`, which is not written; `None` where the machine code takes no such laws."""
-    vocab = p.shape[2]
-    # A compiler's tensors have no numbers.
-    if torch.compiler.is_compiling() or any(type(part) is not Tensor for part in (scale, p, q)):
+def can_read(masses: Float[Tensor, "batch rows vocab"]) -> bool:
+    """Return whether the machine code takes rows of masses."""
+    return (
+        bool(_KERNELS)
+        and _is_plain(masses)
+        and masses.is_cpu
+        and masses.dtype in _MASSES
+        and masses.shape[2] >= _LEAST
+        and masses.stride(2) == 1
+    )
+
+
+def laws_of_masses(
+    masses: Float[Tensor, "batch rows vocab"], counts: Sequence[int]
+) -> "list[list[RowLaw]] | None":
+    """Return the laws of rows of masses for which `can_read` holds, each divided by its sum.
+
+    Args:
+        masses: Masses, which must stay as they are.
+        counts: Number of the first rows of each request that are read.
+
+    Returns:
+        The laws of each request; `None` where a row makes no law.
+    """
+    vocab, size = masses.shape[2], masses.element_size()
+    numbers, sums = (
+        (_Numbers * sum(counts))(),
+        torch.empty(sum(counts), _num_blocks(vocab), dtype=torch.float64),
+    )
+    begin, kind = masses.data_ptr(), _MASSES[masses.dtype]
+    to_request, to_row, _ = (step * size for step in masses.stride())
+    places = [(request, row) for request, count in enumerate(counts) for row in range(count)]
+    for (request, row), law in zip(places, numbers, strict=True):
+        law.numbers, law.count, law.kind = begin + request * to_request + row * to_row, vocab, kind
+    _KERNELS["scan"](numbers, len(numbers), sums.data_ptr(), None)
+    if not all(0.0 < law.weight < math.inf for law in numbers):
         return None
-    # The machine code would read past the end of other rows.
-    is_alike = p.shape == q.shape and p.dtype == q.dtype == torch.float64
-    is_on_host = p.is_cpu and q.is_cpu and p.stride(2) == q.stride(2) == 1
-    if not (_KERNELS and is_alike and is_on_host and vocab >= _LEAST):
-        return None
-    p_row, q_row = (_Numbers(count=vocab, kind=_MASSES, weight=1.0) for _ in range(2))
-    sums = torch.empty(_num_blocks(vocab), dtype=torch.float64)
-    masses = list[float]()
-    for p_rows, q_rows, scales in zip(p, q, scale.tolist(), strict=True):
-        for p_of_row, q_of_row, factor in zip(p_rows, q_rows, scales, strict=True):
-            p_row.numbers, q_row.numbers = p_of_row.data_ptr(), q_of_row.data_ptr()
-            masses.append(_KERNELS["excess"](p_row, q_row, factor, vocab, None, sums.data_ptr()))
-    return torch.tensor(masses, dtype=torch.float64).view(scale.shape)
+    laws = (RowLaw(masses[at], *of_row) for at, *of_row in zip(places, numbers, sums, strict=True))
+    return [list(islice(laws, count)) for count in counts]
+
+
+def _is_plain(numbers: Tensor) -> bool:
+    """Return whether a tensor has numbers, which those of a compiler have not."""
+    return type(numbers) is Tensor and not torch.compiler.is_compiling()
 
 
 def _num_blocks(vocab: int) -> int:
@@ -256,7 +298,7 @@ def _num_blocks(vocab: int) -> int:
 
 
 def _numbers_of(law: Law) -> _Numbers:
-    if isinstance(law, ScoredLaw):
+    if isinstance(law, ScoredLaw | RowLaw):
         return law.terms.p
     if isinstance(law, DenseLaw):
         probs, ids = law.probs.contiguous(), None
@@ -267,7 +309,7 @@ def _numbers_of(law: Law) -> _Numbers:
         numbers=probs.data_ptr(),
         token_ids=None if ids is None else ids.data_ptr(),
         count=probs.numel(),
-        kind=_MASSES,
+        kind=_MASSES[torch.float64],
         weight=1.0,
     )
     numbers.kept = probs, ids

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from monge.core.errors import NonFiniteLogitsError, OptionError
 from monge.core.law import (
+    DenseLaw,
     Law,
     LawSequence,
     SparseLaw,
@@ -181,6 +182,8 @@ def probs_from_logits(
     Returns:
         Laws; a row whose logits are not finite, or all -inf, is NaN.
     """
+    if can_score(logits.flatten(0, 1), 1.0) and not logits.requires_grad:
+        return _rows_of_laws(logits, temperature, top_k, top_p, min_p)
     if isinstance(temperature, float | int) and temperature > 0:
         scores = _scores(logits, temperature)
     else:
@@ -210,6 +213,29 @@ def probs_from_logits(
             probs < _by_row(min_p, logits) * probs.amax(-1, keepdim=True), 0.0, probs
         )
         probs = probs / probs.sum(-1, keepdim=True)
+    return probs
+
+
+def _rows_of_laws(
+    logits: Float[Tensor, "batch nodes vocab"], *rules: float | int | Tensor | None
+) -> Float64[Tensor, "batch nodes vocab"]:
+    """`probs_from_logits` where machine code selects the tokens, request by request."""
+    probs = torch.full(logits.shape, math.nan, dtype=torch.float64)
+    columns = [own.tolist() if isinstance(own, Tensor) else [own] * len(logits) for own in rules]
+    for rows, scores, (temperature, top_k, top_p, min_p) in zip(
+        probs, logits, zip(*columns, strict=True), strict=True
+    ):
+        own = SamplingRules(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=1.0 if top_p is None else top_p,
+            min_p=min_p or 0.0,
+        )
+        for row, law in zip(rows, laws_from_logits(scores, own), strict=True):
+            if isinstance(law, SparseLaw):
+                row.zero_()[law.token_ids] = law.probs
+            elif isinstance(law, DenseLaw):
+                row.copy_(law.probs)
     return probs
 
 

@@ -1,18 +1,15 @@
 """Block verification: decides the accepted prefix of a chain from its end."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from monge.core.draws import Draws
-from monge.core.law import Law, LawSequence
-from monge.core.lazy_laws import Excess
+from monge.core.law import LawSequence
 from monge.core.proposal import Deterministic, Iid, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.base import Verifier
-from monge.verify.functional.masked import HostDraws, share
+from monge.verify.functional.masked import HostDraws
+from monge.verify.functional.on_host import HostChain
 from monge.verify.functional.rejection import whole_chain
 from monge.verify.problem import ScoredTree, verdict_at
 from monge.verify.programs import Programs, on_chain, walk
@@ -53,41 +50,18 @@ class Block(Verifier):
     programs = Programs(by_kind={Iid: on_chain, Deterministic: walk}, max_width=1)
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
-        chain = _ChainOfRequest(decided_part(self, tree, target_laws), target_laws)
-        accepted, token = whole_chain(chain, HostDraws(draws))
-        verdict = verdict_at(chain.tree, accepted, token)
+        part = decided_part(self, tree, target_laws)
+        accepted, token = whole_chain(_chain_of(part, target_laws), HostDraws(draws))
+        verdict = verdict_at(part, accepted, token)
         return walk_on(ScoredTree(tree=tree, target_laws=target_laws, draws=draws), verdict)
 
 
-class _ChainOfRequest:
-    """The chain of one request; see `functional.rejection.ChainProblem`. Its nodes are numbered from the root down."""
-
-    whole, is_open = 1.0, np.True_
-
-    def __init__(self, tree: TokenTree, target_laws: LawSequence) -> None:
-        self.tree, self._laws = tree, target_laws
-        self.depth = next(node for node, children in enumerate(tree.candidates) if not children)
-        self._drafts: list[Law] = []  # of the places whose ratio was asked, which is in order
-
-    def ratio(self, place: int) -> float:
-        p, tokens = self._laws[place], (self.tree.token_ids[place + 1],)
-        x, q = next(offered(self.tree.proposals[place], tokens, p))
-        self._drafts.append(q)
-        return p.prob(x) / q.prob(x)
-
-    def weighed(self, scales: Sequence[float]) -> Callable[[int], float]:
-        return lambda count: (
-            scales[count]
-            if count == self.depth
-            else share(self._excess(count, scales).mass, scales[count])
-        )
-
-    def has(self, count: int) -> bool:
-        return count <= self.depth
-
-    def left(self, count: int, scales: Sequence[float]) -> Law:
-        is_end = count == self.depth
-        return self._laws[count] if is_end else self._excess(count, scales).law
-
-    def _excess(self, count: int, scales: Sequence[float]) -> Excess:
-        return Excess(scales[count], self._laws[count], self._drafts[count])
+def _chain_of(tree: TokenTree, target_laws: LawSequence) -> HostChain:
+    """Return the chain of a tree, whose nodes are numbered from the root down."""
+    depth = next(node for node, children in enumerate(tree.candidates) if not children)
+    tokens = tree.token_ids[1 : depth + 1]
+    offers = (
+        next(iter(offered(tree.proposals[place], (x,), target_laws[place])))
+        for place, x in enumerate(tokens)
+    )
+    return HostChain(tokens, target_laws, (q for _, q in offers))

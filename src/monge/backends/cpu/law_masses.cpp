@@ -30,9 +30,10 @@ typedef float Floats __attribute__((vector_size(4 * lanes)));
 typedef uint32_t Words __attribute__((vector_size(4 * lanes)));
 typedef uint16_t Halves __attribute__((vector_size(2 * lanes)));
 
-enum Kind : int64_t { float32 = 0, bfloat16 = 1, masses = 2 };
+enum Kind : int64_t { float32 = 0, bfloat16 = 1, masses = 2, float32_masses = 3 };
 
-// A law: scores, of which masses are weight * e^((score - largest) * heat), or masses. With `token_ids`, of these tokens, in order.
+// A law: scores, of which masses are weight * e^((score - largest) * heat), or masses before the weight. With `token_ids`, of these
+// tokens, in order.
 struct Law {
   const void* numbers;
   const int64_t* token_ids;
@@ -86,6 +87,8 @@ void write_masses(const Law& law, int64_t first, int64_t size, double factor, do
   int64_t i = 0;
   if constexpr (kind == masses) {
     for (; i < size; i++) out[i] = static_cast<const double*>(law.numbers)[first + i] * weight;
+  } else if constexpr (kind == float32_masses) {
+    for (; i < size; i++) out[i] = static_cast<const float*>(law.numbers)[first + i] * weight;
   } else {
     for (; i + lanes <= size; i += lanes) {
       const Doubles x = (scores_at(law, first + i) - law.largest) * law.heat;
@@ -108,8 +111,10 @@ void write_numbers(const Law& law, int64_t first, int64_t size, double factor, d
     write_masses<float32>(law, first, size, factor, out);
   else if (law.kind == bfloat16)
     write_masses<bfloat16>(law, first, size, factor, out);
-  else
+  else if (law.kind == masses)
     write_masses<masses>(law, first, size, factor, out);
+  else
+    write_masses<float32_masses>(law, first, size, factor, out);
 }
 
 // Masses of `size` tokens from `first` on, at most a block; zeros up to a whole vector.
@@ -363,14 +368,14 @@ thread_local std::vector<Candidate> selected;
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// Sets `largest` and `weight` of laws of scores, as many each, so that masses sum to 1, and writes the sums and the largest scores of
-// blocks. The weight of a law is NaN or 0 where its scores make none.
+// Sets `weight` of laws of one kind, as many numbers each, so that masses sum to 1, and writes the sums of blocks; of scores also
+// `largest`, and the largest scores of blocks. The weight of a law is NaN, infinite or 0 where its numbers make none.
 EXPORTED void monge_scan(Law* laws, int64_t num_laws, double* blocks, double* tops) {
   const int64_t count = blocks_of(laws->count);
   Rows rows{laws, count, blocks, tops};
-  in_parallel(num_laws * count, find_tops, &rows);
+  if (tops) in_parallel(num_laws * count, find_tops, &rows);
   for (int64_t row = 0; row < num_laws; row++) {
-    laws[row].largest = *std::max_element(tops + row * count, tops + (row + 1) * count);
+    if (tops) laws[row].largest = *std::max_element(tops + row * count, tops + (row + 1) * count);
     // Infinite ones give NaN for every mass.
     laws[row].weight = 1.0;
   }

@@ -13,14 +13,19 @@ from jaxtyping import Float, Float64, Int, Int32, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
+from monge.core.law import one_hot
+from monge.core.lazy_laws import can_read, can_score, laws_of_masses, scored_laws
 from monge.verify import functional as f
+from monge.verify.functional import on_host
+from monge.verify.functional.rejection import whole_chain
 
 PLACEHOLDER: Final = -1
 """Where vLLM has no token."""
-RULES: Final[Mapping[str, Callable[..., f.Verified]]] = {
-    "block": f.block,
-    "single_draft": f.speculative_sampling,
+RULES: Final[Mapping[str, tuple[Callable[..., f.Verified], on_host.Decide]]] = {
+    "block": (f.block, whole_chain),
+    "single_draft": (f.speculative_sampling, on_host.token_by_token),
 }
+"""Rules by name: for a batch, and for a request on a CPU."""
 
 
 class DraftedBatch(NamedTuple):
@@ -77,26 +82,70 @@ def rejection_sample(rule: str, batch: DraftedBatch) -> Int32[Tensor, "batch dep
     is_drafted = places < ends - starts
     rows = torch.where(is_drafted, starts + places, 0)
     token_ids = torch.where(is_drafted, batch.draft_token_ids.long()[rows], PLACEHOLDER)
-    # Neither missing nodes nor the last one decide: vLLM has drawn the token after a whole chain.
-    rows = pad(rows, (0, 1))
     widths = [count and count + 1 for count in batch.num_draft_tokens]
-    verified = _verdicts(
-        rule,
-        batch.target_logits[rows],
-        # The id of node 0, the last committed token, is not read.
-        pad(token_ids, (1, 0)),
-        None if batch.draft_probs is None else _law(batch.draft_probs[rows]),
-        uniforms=lambda: _uniforms(metadata.generators, widths, ends.device),
-        metadata=metadata,
-    )
-    accepted = verified.num_accepted[:, None]
+    decided = _on_host(rule, batch, widths)
+    if decided is None:
+        # Neither missing nodes nor the last one decide: vLLM has drawn the token after a whole chain.
+        rows = pad(rows, (0, 1))
+        verified = _verdicts(
+            rule,
+            batch.target_logits[rows],
+            # The id of node 0, the last committed token, is not read.
+            pad(token_ids, (1, 0)),
+            None if batch.draft_probs is None else _law(batch.draft_probs[rows]),
+            uniforms=lambda: _uniforms(metadata.generators, widths, ends.device),
+            metadata=metadata,
+        )
+        decided = verified.num_accepted, verified.next_token
+    accepted, next_token = (numbers[:, None] for numbers in decided)
     # Logits that are not finite give no token; vLLM, too, goes on with one of no meaning then.
     following = torch.where(
-        starts + accepted == ends, batch.bonus_token_ids.long(), verified.next_token[:, None]
+        starts + accepted == ends, batch.bonus_token_ids.long(), next_token
     ).clamp_min(0)
     places, drafted = torch.arange(depth + 1, device=ends.device), pad(token_ids, (0, 1))
     output = torch.where(places < accepted, drafted, PLACEHOLDER)
     return torch.where(places == accepted, following, output).to(torch.int32)
+
+
+def _on_host(
+    rule: str, batch: DraftedBatch, widths: Sequence[int]
+) -> tuple[Int64[Tensor, " batch"], Int64[Tensor, " batch"]] | None:
+    """Decide each request on a CPU, its laws read where they lie.
+
+    Returns:
+        The number of accepted tokens and the token after them; `None` where the programs for
+        batches are to decide.
+    """
+    logits, q, metadata = batch.target_logits, batch.draft_probs, batch.sampling_metadata
+    token_ids = batch.draft_token_ids.long()
+    if metadata.all_greedy or not can_score(logits, 1.0):
+        return None
+    drafts = None
+    if q is not None:
+        is_drawn = bool((q.gather(1, token_ids[:, None]) > 0.0).all())
+        if not (is_drawn and can_read(q[None])):
+            return None
+        drafts = laws_of_masses(q[None], [len(q)])
+    targets = scored_laws(logits, 1.0)
+    if (q is not None and drafts is None) or None in targets:
+        return None
+    device = logits.device
+    best: list[int] = [] if metadata.all_random else logits.argmax(-1).tolist()
+    uniforms = _uniforms(metadata.generators, widths, device).tolist()
+    tokens, bonus = token_ids.tolist(), batch.bonus_token_ids.flatten().tolist()
+    numbers, start = list[tuple[int, int, int]](), 0
+    for row, count in enumerate(batch.num_draft_tokens):
+        part, start = slice(start, start + count), start + count
+        is_greedy = bool(best) and float(metadata.temperature[row]) == 0.0
+        is_walk = is_greedy or drafts is None
+        laws = [one_hot(token, device) for token in best[part]] if is_greedy else targets[part]
+        # vLLM has drawn the token after a whole chain.
+        laws = [*laws, one_hot(bonus[row], device)]
+        chain = on_host.HostChain(tokens[part], laws, [] if drafts is None else drafts[0][part])
+        decide = on_host.walk if is_walk else RULES[rule][1]
+        numbers.append(on_host.decided(decide, chain, uniforms[row]))
+    accepted, next_token, _ = torch.tensor(numbers).unbind(1)
+    return accepted, next_token
 
 
 def draw_draft(
@@ -158,7 +207,7 @@ def _verdicts(
     sampled = (
         f.target_walk(probs, nodes, chain, uniforms())
         if law is None
-        else RULES[rule](probs, nodes, f.DraftLaws(law), uniforms())
+        else RULES[rule][0](probs, nodes, f.DraftLaws(law), uniforms())
     )
     if metadata.all_random:
         return sampled

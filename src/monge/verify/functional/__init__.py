@@ -18,7 +18,7 @@ uniforms it gives the verdict of the rule, except where a uniform lies within ro
 threshold. Uniforms are used in the order in which the rule draws them.
 """
 
-from monge.verify.functional import optimum, rejection
+from monge.verify.functional import on_host, optimum, rejection
 from monge.verify.functional.arguments import checked, probs_from_logits, quantile
 from monge.verify.functional.tensors import (
     Children,
@@ -29,9 +29,11 @@ from monge.verify.functional.tensors import (
 )
 
 exact_match = checked(rejection.exact_match, takes_padding=True)
-target_walk = checked(rejection.target_walk, takes_padding=True)
-block = checked(rejection.block, takes_padding=True)
-speculative_sampling = checked(rejection.speculative_sampling, takes_padding=True)
+target_walk = checked(rejection.target_walk, on_host.target_walk, takes_padding=True)
+block = checked(rejection.block, on_host.block, takes_padding=True)
+speculative_sampling = checked(
+    rejection.speculative_sampling, on_host.speculative_sampling, takes_padding=True
+)
 recursive_rejection = checked(rejection.recursive_rejection)
 traversal = checked(rejection.traversal)
 optimal = checked(optimum.optimal)

@@ -24,6 +24,8 @@ from monge.verify.functional.tensors import quantile as _quantile
 
 _Arguments = ParamSpec("_Arguments")
 _Bounds = tuple[float | int, float | int, str]
+_MASSES: Final = (torch.float64, torch.float32)
+"""Types of laws."""
 _UNIFORM: Final[_Bounds] = (0.0, nextafter(1.0, 0.0), "numbers in [0, 1)")
 _RULES: Final[Mapping[str, _Bounds]] = {
     "temperature": (0.0, float_info.max, "finite numbers of at least 0"),
@@ -34,18 +36,25 @@ _RULES: Final[Mapping[str, _Bounds]] = {
 
 
 def checked(
-    program: Callable[_Arguments, Verified], *, takes_padding: bool = False
+    program: Callable[_Arguments, Verified],
+    on_host: Callable[..., Verified | None] | None = None,
+    *,
+    takes_padding: bool = False,
 ) -> Callable[_Arguments, Verified]:
-    """Return a program that checks its arguments; negative tokens are padding, if it takes any."""
+    """Return a program that checks its arguments.
+
+    Args:
+        program: Reads laws in float64.
+        on_host: Gives the same verdicts for laws on a CPU, also in float32, or `None`.
+        takes_padding: Whether negative tokens are padding.
+    """
     names = tuple(signature(program).parameters)
 
     @wraps(program)
     def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Verified:
         given: dict[str, Any] = dict(zip(names, args, strict=False)) | kwargs
         scores, token_ids, draft = given[names[0]], given["token_ids"], given.get("draft")
-        _check(
-            names[0], scores, (None, None, None), None if names[0] == "logits" else torch.float64
-        )
+        _check(names[0], scores, (None, None, None), *(() if names[0] == "logits" else _MASSES))
         batch, nodes, vocab = scores.shape
         _check("token_ids", token_ids, (batch, nodes), torch.int64)
         known = (0, vocab - 1, f"tokens of a vocabulary of {vocab}")
@@ -55,7 +64,7 @@ def checked(
         if draft is not None:
             probs, ids = draft
             support = vocab if ids is None else None
-            _check("draft.probs", probs, (batch, nodes, support), torch.float64)
+            _check("draft.probs", probs, (batch, nodes, support), *_MASSES)
             if ids is not None:
                 _check("draft.token_ids", ids, tuple(probs.shape), torch.int64)
                 numbers["draft.token_ids"] = ids, known
@@ -64,7 +73,9 @@ def checked(
             _check("uniforms", given["uniforms"], (batch, None), torch.float64)
             numbers["uniforms"] = given["uniforms"], _UNIFORM
         is_bad = _bad_rows(numbers)
-        verified = program(**given)  # pyright: ignore[reportCallIssue]
+        verified = on_host(**given) if on_host is not None else None
+        if verified is None:
+            verified = program(**given | _in_float64(given))  # pyright: ignore[reportCallIssue]
         return verified._replace(next_token=verified.next_token.masked_fill(is_bad, -1))
 
     return call
@@ -104,25 +115,38 @@ def probs_from_logits(
     numbers: dict[str, tuple[Tensor, _Bounds]] = {}
     for name, rule in rules.items():
         if isinstance(rule, Tensor):
-            _check(name, rule, (len(logits),), torch.int64 if name == "top_k" else None)
+            _check(name, rule, (len(logits),), *([torch.int64] * (name == "top_k")))
             numbers[name] = rule[:, None], _RULES[name]
     if numbers:
         logits = logits.masked_fill(_bad_rows(numbers)[:, None, None], nan)
     return sampling_rules.probs_from_logits(logits, **rules)  # pyright: ignore[reportArgumentType]
 
 
-def _check(
-    name: str, tensor: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype | None = None
-) -> None:
-    """Raise `OptionError` for a tensor of another shape or type; `None` is any size, and any float type."""
-    is_typed = tensor.is_floating_point() if dtype is None else tensor.dtype == dtype
+def _in_float64(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the laws that masses in float32 declare: these masses, each over the sum of its row."""
+
+    def law(masses: Tensor) -> Tensor:
+        if masses.dtype == torch.float64:
+            return masses
+        exact = masses.double()
+        return exact.div_(exact.sum(-1, keepdim=True))
+
+    changed: dict[str, Any] = {"probs": law(given["probs"])} if "probs" in given else {}
+    if (draft := given.get("draft")) is not None:
+        changed["draft"] = DraftLaws(law(draft[0]), draft[1])
+    return changed
+
+
+def _check(name: str, tensor: Tensor, shape: tuple[int | None, ...], *dtypes: torch.dtype) -> None:
+    """Raise `OptionError` for a tensor of another shape or type; `None` is any size, and no type any float type."""
+    is_typed = tensor.dtype in dtypes if dtypes else tensor.is_floating_point()
     sizes = zip(tensor.shape, shape, strict=False)
     is_shaped = tensor.ndim == len(shape) and all(want in {None, size} for size, want in sizes)
     if not (is_typed and is_shaped):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise OptionError(
             f"{name}: got {tensor.dtype} of shape {tuple(tensor.shape)}; expected "
-            f"{dtype or 'a float type'} of shape ({wanted})"
+            f"{' or '.join(map(str, dtypes)) or 'a float type'} of shape ({wanted})"
         )
 
 

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from monge.core.lazy_laws import excess_masses
 from monge.verify.functional.masked import (
     AnyLaw,
     Mask,
@@ -375,8 +374,6 @@ class _RowChain:
         """The masses of the excess at every node."""
         p, (q, ids) = self._probs[:, : self.depth], self._draft
         q = q[:, : self.depth]
-        if ids is None and (masses := excess_masses(scale, p, q)) is not None:
-            return masses
         ids = None if ids is None else ids[:, : self.depth].flatten(0, 1)
         rows = RowLaws(p.flatten(0, 1)), RowLaws(q.flatten(0, 1), ids)
         return excess(scale.flatten(), *rows).mass.view(scale.shape)
