@@ -11,7 +11,13 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    TokenizersBackend,
+)
 
 from monge.backends.cpu.program_cache import MODELS, cache_folder, only_process
 from monge.core.errors import ModelLoadError, OptionError
@@ -20,7 +26,7 @@ from monge.engine.chat_format import TemplateFormat
 from monge.engine.notices import notify, waiting
 from monge.loading.gguf_header import Header
 
-_FORMAT: Final = 3  # raised whenever what is written from a GGUF file changes
+_FORMAT: Final = 4  # raised whenever what is written from a GGUF file changes
 _SAMPLES: Final = 64  # blocks of a file that its digest reads, spread over it
 _BLOCK: Final = 1 << 16
 _PACKED_FORMAT: Final = 2  # the same for panels
@@ -33,6 +39,7 @@ _NARROW: Final = (torch.bfloat16, torch.float16)
 _END_OF_TURN: Final = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 _ADD_BOS: Final = "tokenizer.ggml.add_bos_token"
 _TOKENIZER: Final = "tokenizer.ggml.model"
+_ADDED: Final = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 
 
 def converted(path: Path, *, file_weights: bool = False) -> Path:
@@ -181,9 +188,29 @@ def _write(path: Path, folder: Path, *, packs: bool) -> None:
         tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         if header.fields.get(_ADD_BOS, header.fields.get(_TOKENIZER) == "llama"):
             _start_chats_with_bos(tokenizer)
-        tokenizer.save_pretrained(folder)
+        _write_tokenizer(tokenizer, folder)
     except Exception as error:  # noqa: BLE001 (whatever a rebuilt tokenizer raises; the weights are good all the same)
         (folder / _NO_TOKENIZER).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+
+
+def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer that the host reads in one pass.
+
+    The class of a kind of model would parse the vocabulary twice more, in Python, and keep a copy.
+    """
+    tokenizer.save_pretrained(folder)
+    place = folder / "tokenizer_config.json"
+    backend, settings = getattr(tokenizer, "backend_tokenizer", None), place.read_text("utf-8")
+    if backend is None:
+        return
+    tokens = tokenizer.added_tokens_decoder.items()
+    added = {token: {name: getattr(kind, name) for name in _ADDED} for token, kind in tokens}
+    plain = {"tokenizer_class": TokenizersBackend.__name__, "added_tokens_decoder": added}
+    place.write_text(json.dumps(json.loads(settings) | plain, indent=2), encoding="utf-8")
+    backend.save(str(folder / "tokenizer.json"), pretty=False)
+    again = AutoTokenizer.from_pretrained(folder)
+    if again.backend_tokenizer.to_str() != backend.to_str():
+        place.write_text(settings, encoding="utf-8")
 
 
 def _write_packed(

@@ -40,7 +40,7 @@ from monge.engine.models.cross_tokenizer import (
 )
 from monge.engine.models.hf_tree import make_model_programs
 from monge.engine.notices import notify, waiting
-from monge.engine.process import free_memory
+from monge.engine.process import free_memory, trim_heap
 from monge.loading.gguf_files import converted, no_tokenizer_reason
 from monge.loading.hub import check_model_name
 from monge.loading.named_models import PANELS_FILE
@@ -249,11 +249,13 @@ def load_tokenizer(model: object, *, trust_remote_code: bool = False) -> Any:
             f"the tokenizer in {place} could not be rebuilt ({reason}); give one: tokenizer=..."
         )
     try:
-        return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise ModelLoadError(
             f"cannot load a tokenizer from {str(place)!r}: {type(error).__name__}: {error}"
         ) from error
+    trim_heap()  # parsing a large vocabulary leaves up to 300 MB free, which weights cannot use
+    return tokenizer
 
 
 def is_sharded(network: PreTrainedModel) -> bool:
