@@ -14,8 +14,7 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.model import FeatureModel, NodeBlock, SequenceModel, WatchedStates
 from monge.core.sampling_rules import SamplingRules
-from monge.core.verdict import Verdict
-from monge.draft.base import AnyDraft, Capabilities, Draft, Drafter
+from monge.draft.base import AnyDraft, Capabilities, Drafter
 from monge.draft.growth import LevelForward, expand_trees, expansions
 from monge.draft.tree.base import TreeBuilder
 
@@ -36,12 +35,8 @@ class Pairs:
     token_ids: tuple[int, ...]
 
 
-def chunks(pairs: Sequence[Pairs]) -> list[Pairs]:
+def chunks(features: Float[Tensor, "nodes width"], token_ids: tuple[int, ...]) -> list[Pairs]:
     """Return the pairs of a text in as few parts as the head reads them: each costs a forward."""
-    if not pairs:
-        return []
-    features = rows_of([piece.features for piece in pairs])
-    token_ids = tuple(token for piece in pairs for token in piece.token_ids)
     parts = (slice(start, start + _CHUNK) for start in range(0, len(token_ids), _CHUNK))
     return [Pairs(features[part], token_ids[part]) for part in parts]
 
@@ -117,10 +112,10 @@ def check_shows_states(drafter: str, target: SequenceModel) -> FeatureModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunDrafter(Drafter[tuple[Pairs, ...]]):
+class RunDrafter(Drafter[None]):
     """Draft with a running head.
 
-    The state of a request is the tokens that the target has read and the head has not.
+    The target's log keeps what the head has not read, so that plain rounds between two drafts cost nothing here.
 
     Args:
         run: The head.
@@ -131,7 +126,6 @@ class RunDrafter(Drafter[tuple[Pairs, ...]]):
         top_k: See `expansions`.
         network: Name of the head, for warnings.
         draft_ids: The tokens that its logits are about, ascending; `None` for all of the target's.
-        only_last: Whether it reads the last hidden state only.
     """
 
     run: HeadRun[Any]
@@ -142,24 +136,23 @@ class RunDrafter(Drafter[tuple[Pairs, ...]]):
     top_k: int | None
     network: str
     draft_ids: Int64[Tensor, " some"] | None = None
-    only_last: bool = False
 
     @property
     def capabilities(self) -> Capabilities:
         return self.declared
 
-    def open(self, contexts: Sequence[Context]) -> Sequence[tuple[Pairs, ...]]:
+    def open(self, contexts: Sequence[Context]) -> Sequence[None]:
         for context in contexts:
             self.run.open(context.request_id)
-        return [self._unread(context) for context in contexts]
+        return [None] * len(contexts)
 
     def draft(
         self,
         contexts: Sequence[Context],
-        states: Sequence[tuple[Pairs, ...]],
+        states: Sequence[None],
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
-    ) -> Sequence[AnyDraft[tuple[Pairs, ...]]]:
+    ) -> Sequence[AnyDraft[None]]:
         rows = expansions(
             contexts,
             plans,
@@ -171,13 +164,8 @@ class RunDrafter(Drafter[tuple[Pairs, ...]]):
             draft_ids=self.draft_ids,
         )
         with torch.inference_mode():
-            self._read(
-                {
-                    row.request_id: state
-                    for row, state in zip(rows, states, strict=True)
-                    if row.may_draft
-                }
-            )
+            pairs = zip(rows, contexts, strict=True)
+            self._read([context for row, context in pairs if row.may_draft])
             active = [row for row in rows if row.may_draft and self.run.knows(row.request_id)]
             if active:
                 logits = self.run.begin({row.request_id: row.root for row in active})
@@ -189,35 +177,19 @@ class RunDrafter(Drafter[tuple[Pairs, ...]]):
                 )
                 expand_trees(active, logits, forward)
                 self.run.end([row.request_id for row in active])
-        return [
-            row.draft(() if row.may_draft else state)
-            for row, state in zip(rows, states, strict=True)
-        ]
-
-    def observe(
-        self,
-        contexts: Sequence[Context],
-        drafts: Sequence[Draft[tuple[Pairs, ...]]],
-        verdicts: Sequence[Verdict],
-    ) -> Sequence[tuple[Pairs, ...]]:
-        return [
-            (*(() if self.only_last else draft.state), *self._unread(context))
-            for context, draft in zip(contexts, drafts, strict=True)
-        ]
+        return [row.draft(None) for row in rows]
 
     def close(self, context: Context) -> None:
         self.run.close(context.request_id)
 
-    def _unread(self, context: Context) -> tuple[Pairs, ...]:
-        """Return what the target has read since the last call: the text's end but its last token."""
-        features: Tensor | None = self.states.take(context.request_id)
-        if features is None:
-            return ()
-        start = len(context.token_ids) - len(features)
-        return (Pairs(features, context.token_ids[start:]),)
-
-    def _read(self, unread: Mapping[int, tuple[Pairs, ...]]) -> None:
-        parts = {request: chunks(state) for request, state in unread.items()}
+    def _read(self, contexts: Sequence[Context]) -> None:
+        """Read what the target has read since the last draft: the text's end but its last token."""
+        parts = dict[int, list[Pairs]]()
+        for context in contexts:
+            features: Tensor | None = self.states.take(context.request_id)
+            if features is not None:
+                start = len(context.token_ids) - len(features)
+                parts[context.request_id] = chunks(features, context.token_ids[start:])
         while parts := {request: waiting for request, waiting in parts.items() if waiting}:
             self.run.read({request: waiting.pop(0) for request, waiting in parts.items()})
 

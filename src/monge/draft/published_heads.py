@@ -11,7 +11,7 @@ from monge.draft.base import DelegatingDrafter
 from monge.draft.block_run import BlockRun
 from monge.draft.eagle import ChainRun
 from monge.draft.growth import check_top_k, tree_capabilities
-from monge.draft.head_run import HeadRun, Pairs, RunDrafter, TargetEnds, check_shows_states
+from monge.draft.head_run import HeadRun, RunDrafter, TargetEnds, check_shows_states
 from monge.draft.medusa import StepRun
 from monge.draft.tree.base import TreeBuilder
 from monge.heads.readers.base import ChainHead, PublishedHead
@@ -22,7 +22,7 @@ from monge.heads.readers.steps import BlockStep, ChainStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadDrafter(DelegatingDrafter[tuple[Pairs, ...]]):
+class HeadDrafter(DelegatingDrafter[None]):
     """Draft with a head that was published for the target: Medusa, EAGLE, DFlash or a prediction module.
 
     The format is recognised from the folder; see `monge.heads.readers`. The head reads the hidden

@@ -34,7 +34,7 @@ _DEFAULT_TREE: Final = ByRequest(BestFirst(num_nodes=3, depth=1, width=3, beam=1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeDrafter(DelegatingDrafter[tuple[Pairs, ...]]):
+class ShapeDrafter(DelegatingDrafter[None]):
     """Predict the target's next hidden states and read them with its own output layer.
 
     The target's pass over a round's tree leaves the hidden state of the last accepted token behind.
@@ -93,7 +93,6 @@ class ShapeDrafter(DelegatingDrafter[tuple[Pairs, ...]]):
             rules=self.rules,
             top_k=self.top_k,
             network="shape head",
-            only_last=True,
         )
         object.__setattr__(self, "_drafter", drafter)
 
