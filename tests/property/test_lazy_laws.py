@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from monge.backends.cpu.law_masses import load_law_masses
 from monge.core import lazy_laws
+from monge.core.draws import TapeDraws
 from monge.core.errors import LawError
 from monge.core.law import DenseLaw, Law, SparseLaw, renamed
 from monge.core.lazy_laws import Excess, LazyLaw, ScoredLaw
+from monge.core.proposal import Iid
 from monge.core.sampling_rules import (
     SamplingRules,
     law_from_logits,
@@ -33,6 +35,7 @@ from monge.verify.functional import (
 )
 from monge.verify.layer import Layer
 from monge.verify.optimal import Optimal
+from monge.verify.problem import NodeProblem
 from monge.verify.rrs import Rrs
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft
@@ -303,6 +306,47 @@ def test_rows_of_laws_are_written_request_by_request(chosen, dtype) -> None:
         plain = probs_from_logits(logits, **rules)
     torch.testing.assert_close(coded, plain, rtol=0, atol=1e-12, equal_nan=True)
     assert torch.equal(coded > 0.0, plain > 0.0)
+
+
+@given(
+    st.lists(
+        st.floats(0.0, allow_nan=False) | st.sampled_from((0.0, 5e-324, 0.5, np.inf)), max_size=40
+    )
+)
+def test_the_order_of_numbers_is_that_of_a_stable_sort(values) -> None:
+    numbers = np.array(values * 3)
+    assert lazy_laws.stable_order(numbers).tolist() == np.argsort(numbers, kind="stable").tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lazy_laws, "_KERNELS", {})
+        plain = lazy_laws.stable_order(numbers)
+    assert plain.tolist() == lazy_laws.stable_order(numbers).tolist()
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@given(chosen=ROWS, scale=st.sampled_from((1.0, 0.4)))
+def test_the_flow_to_a_single_draw_writes_no_masses(chosen, scale) -> None:
+    p, q = (laws_from_logits(row(chosen)[None] * heat, RULES[0])[0] for heat in (1.0, 0.5))
+    assert isinstance(p, LazyLaw)
+    x = q.quantile(0.3)
+    lazy, plain = (
+        SingleDraft().flow(
+            NodeProblem(
+                target_law=law,
+                scale=scale,
+                proposal=Iid(q),
+                candidates=(x,),
+                draws=TapeDraws([]),
+            )
+        )
+        for law in (p, DenseLaw(p.probs))
+    )
+    assert lazy.accept_probs == pytest.approx(plain.accept_probs, abs=1e-12)
+    assert lazy.total == pytest.approx(plain.total, abs=1e-12)
+    assert torch.equal(lazy.token_ids, plain.token_ids)
+    torch.testing.assert_close(lazy.masses, plain.masses, rtol=0, atol=1e-12)
+    laws = [flow.left(law, scale) for flow, law in ((lazy, p), (plain, DenseLaw(p.probs)))]
+    if 1.0 - plain.total > 1e-6:
+        torch.testing.assert_close(laws[0].probs, laws[1].probs, rtol=0, atol=1e-9)
 
 
 def test_masses_at_the_boundary_of_a_rule_are_decided_by_the_plain_law() -> None:

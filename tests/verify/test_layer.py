@@ -22,7 +22,6 @@ from monge.testing.oracle import exact_law
 from monge.transport.candidates import CandidateLaw
 from monge.transport.linear_program import solve_tree
 from monge.transport.random_tree import RandomTree
-from monge.verify import layer
 from monge.verify.base import Walk, as_verifier, unsupported_reason
 from monge.verify.block import Block
 from monge.verify.flow import Emission, Flow, FlowRule
@@ -326,12 +325,8 @@ def test_wrong_flows_are_seen(rule: FlowRule) -> None:
 
 def test_a_wrong_rest_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a node keeps is s p - y; the residual of the whole target is not."""
-    right = layer.below
-
-    def of_the_whole_target(p, token_ids, masses, scale):  # type: ignore[no-untyped-def]
-        return right(p, token_ids, masses)
-
-    monkeypatch.setattr(layer, "below", of_the_whole_target)
+    right = Flow.left
+    monkeypatch.setattr(Flow, "left", lambda flow, law, scale: right(flow, law, 1.0))
     assert _error(Layer("rrs")) > 1e-5
 
 

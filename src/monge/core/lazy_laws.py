@@ -17,6 +17,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
@@ -61,6 +62,7 @@ SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "quantile": (_COUNT, (_LAW, _LAW, _NUMBER, _COUNT, _ARRAY, _NUMBER)),
     "select": (_COUNT, (_LAW, _ARRAY, _COUNT, _NUMBER, _NUMBER)),
     "selected": (None, (_ARRAY, _ARRAY)),
+    "order": (None, (_ARRAY, _COUNT, _ARRAY)),
 }
 """Result and arguments of the functions of `law_masses.cpp`, without `monge_` before their names."""
 
@@ -83,6 +85,18 @@ def can_score(scores: Float[Tensor, "nodes vocab"], temperature: float | int) ->
         and scores.stride(1) == 1
         and 1 / _WIDEST <= temperature <= _WIDEST
     )
+
+
+def stable_order(numbers: Float64[np.ndarray, " count"]) -> Int64[np.ndarray, " count"]:
+    """Return the places of numbers of at least 0 in increasing order, equal ones in their own."""
+    if _KERNELS and numbers.size >= _LEAST:
+        order = np.empty(numbers.size, dtype=np.int64)
+        _KERNELS["order"](numbers.ctypes.data, numbers.size, order.ctypes.data)
+        return order
+    order = np.argsort(numbers)  # several times as fast as a stable sort, which only ties need
+    ordered = numbers[order]
+    has_ties = bool((ordered[1:] == ordered[:-1]).any())
+    return np.argsort(numbers, kind="stable") if has_ties else order
 
 
 class _Terms(NamedTuple):

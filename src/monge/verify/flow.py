@@ -15,6 +15,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from monge.core.law import Law
+from monge.core.lazy_laws import Excess, below
 from monge.verify.base import NodeRule
 from monge.verify.problem import NodeProblem
 
@@ -33,6 +34,47 @@ class Flow:
     accept_probs: Mapping[int, float]
     token_ids: Int64[Tensor, " support"]
     masses: Float64[Tensor, " support"]
+
+    @property
+    def total(self) -> float:
+        """|y|."""
+        return total_of(self.masses)
+
+    def left(self, target_law: Law, scale: float) -> Law:
+        """Return s p - y, normalised."""
+        return below(target_law, self.token_ids, self.masses, scale)
+
+
+class LazyFlow(Flow):
+    """The flow to a single draw, y = min(s p, q), whose masses nobody may ask.
+
+    Args:
+        accept_prob: pi of the draw.
+        x: The draw.
+        excess: `(s p - q)_+`.
+    """
+
+    __slots__ = ("_excess",)
+
+    def __init__(self, accept_prob: float, x: int, excess: Excess) -> None:
+        object.__setattr__(self, "accept_probs", {x: accept_prob})
+        object.__setattr__(self, "_excess", excess)
+
+    @property
+    def token_ids(self) -> Int64[Tensor, " support"]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._excess.q.sparse().token_ids
+
+    @property
+    def masses(self) -> Float64[Tensor, " support"]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        part = self._excess.q.sparse()
+        return (self._excess.scale * self._excess.p.at(part.token_ids)).minimum(part.probs)
+
+    @property
+    def total(self) -> float:
+        return self._excess.scale - self._excess.mass
+
+    def left(self, target_law: Law, scale: float) -> Law:
+        return self._excess.law
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

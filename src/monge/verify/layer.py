@@ -23,7 +23,6 @@ import torch
 
 from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence, SparseLaw
-from monge.core.lazy_laws import below
 from monge.core.proposal import (
     Deterministic,
     HubPairs,
@@ -219,7 +218,7 @@ class NodeResidual:
             return target_laws[self.node]
         if isinstance(self.flow, Emission):
             return self.flow.leftover_law
-        return below(target_laws[self.node], self.flow.token_ids, self.flow.masses, self.scale)
+        return self.flow.left(target_laws[self.node], self.scale)
 
 
 class LayerPass:
@@ -258,7 +257,7 @@ class LayerPass:
             if isinstance(flow, Emission):
                 from_above.append(NodeResidual(node=node, mass=part * flow.leftover, flow=flow))
             else:
-                mass = max(0.0, self._weights[node] - part * total_of(flow.masses))
+                mass = max(0.0, self._weights[node] - part * flow.total)
                 self._kept[-1].append(NodeResidual(node=node, mass=mass, scale=scale, flow=flow))
         self._weights, weight = weights, total_of(weights.values())
         self.expected_accepted += weight

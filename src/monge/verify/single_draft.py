@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from monge.core.draws import Draws
 from monge.core.law import Law
+from monge.core.lazy_laws import Excess, LazyLaw
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
-from monge.verify.flow import Flow, FlowRule, total_of, walked, with_fixed
+from monge.verify.flow import Flow, FlowRule, LazyFlow, total_of, walked, with_fixed
 from monge.verify.functional.rejection import recursive_rejection
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk
@@ -56,6 +57,9 @@ class SingleDraft(FlowRule):
             return walked(problem)
         p, scale, q = problem.target_law, problem.scale, proposal.law
         x, *others = problem.drawn
+        if isinstance(p, LazyLaw) and problem.candidates == (x,):
+            accept = min(1.0, scale * p.prob(x) / q.prob(x))
+            return LazyFlow(accept, x, Excess(scale, p, q))
         part = q.sparse()
         wanted = scale * p.at(part.token_ids)
         masses = taken = wanted.minimum(part.probs)

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #if __has_include(<torch/csrc/stable/c/shim.h>)
@@ -505,4 +506,29 @@ EXPORTED void monge_selected(int64_t* token_ids, double* probs) {
   double total = 0.0;
   for (const auto& one : selected) total += one.mass;
   for (size_t i = 0; i < selected.size(); i++) token_ids[i] = selected[i].token, probs[i] = selected[i].mass / total;
+}
+
+// Writes the places of numbers of at least 0 in increasing order, equal ones in their own: a radix sort, in time linear in their count.
+EXPORTED void monge_order(const double* numbers, int64_t count, int64_t* order) {
+  constexpr int digit = 11, passes = 6;
+  constexpr uint64_t size = 1 << digit;
+  struct Entry { uint64_t key; int64_t place; };
+  std::vector<Entry> from(count), to(count);
+  std::vector<int64_t> counts(passes * size);
+  for (int64_t place = 0; place < count; place++) {
+    uint64_t key;
+    std::memcpy(&key, numbers + place, sizeof key);
+    from[place] = {key, place};
+    for (int pass = 0; pass < passes; pass++) counts[pass * size + (key >> pass * digit) % size]++;
+  }
+  for (int pass = 0; pass < passes && count; pass++) {
+    int64_t* ends = counts.data() + pass * size;
+    const auto digit_of = [&](const Entry& entry) { return (entry.key >> pass * digit) % size; };
+    if (ends[digit_of(from[0])] == count) continue;
+    int64_t start = 0;
+    for (uint64_t value = 0; value < size; value++) start += std::exchange(ends[value], start);
+    for (const Entry& entry : from) to[ends[digit_of(entry)]++] = entry;
+    from.swap(to);
+  }
+  for (int64_t rank = 0; rank < count; rank++) order[rank] = from[rank].place;
 }
