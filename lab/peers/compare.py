@@ -10,7 +10,7 @@ which flatters every drafter. Sampling is asked only of methods whose law is the
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -21,12 +21,13 @@ import torch
 from lab.peers.engines import Peer, Settings
 from lab.peers.environments import install, python_of
 from lab.peers.process import PeerProcess
-from lab.peers.report import PeerArm, arm_record, headline
+from lab.peers.report import PROMPT_LENGTHS, PeerArm, arm_record, headline, read_fact
 from monge.bench.arms import TokenIds
 from monge.bench.provenance import provenance
 from monge.core.errors import BackendError
 
 WARM_UP_TOKENS: Final = 8
+READINGS: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,9 +317,25 @@ def _note_facts(
             nats = sum(map(process.nats, settings.texts))
             count = sum(len(text) - 2 for text in settings.texts)
             arm.facts |= {"perplexity": math.exp(nats / count)}
+            arm.facts |= _reading(process, settings, rules)
         process.stop()
     except BackendError as error:
         _fail(arm, error)
+
+
+def _reading(
+    process: PeerProcess, settings: PeerSettings, rules: Mapping[str, Any]
+) -> dict[str, float]:
+    """Tokens of prompts a second, by length; no prompt begins as another one does."""
+    text = [token for passage in settings.texts for token in passage]
+    speeds = dict[str, float]()
+    for length in PROMPT_LENGTHS:
+        if len(text) < length + READINGS:
+            break
+        prompts = (text[start : start + length] for start in range(READINGS))
+        seconds = median(process.generate(prompt, **rules).seconds for prompt in prompts)
+        speeds[read_fact(length)] = length / seconds
+    return speeds
 
 
 def _timed(

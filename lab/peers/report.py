@@ -3,13 +3,16 @@
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from lab.peers.engines import OURS, REFERENCE, Settings
 from monge.bench.statistics import RepeatSummary, is_degenerate
+
+PROMPT_LENGTHS: Final = (128, 512, 2000)
+"""Tokens of the prompts whose reading is timed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -140,7 +143,18 @@ def peer_table(records: Sequence[dict[str, Any]], title: str) -> Table:
 def facts_table(records: Sequence[dict[str, Any]]) -> Table:
     """What a second start takes, and how well engines predict the same text."""
     table = Table(box=SIMPLE_HEAD)
-    names = ("peak memory, MiB", "start to first token, s", "later first token, ms", "perplexity")
+    lengths = sorted(
+        {
+            length
+            for record in records
+            for length in PROMPT_LENGTHS
+            if read_fact(length) in record["facts"]
+        }
+    )
+    names = (
+        *("peak memory, MiB", "start to first token, s", "later first token, ms", "perplexity"),
+        *(f"reads {length}, tokens/s" for length in lengths),
+    )
     for name in ("arm", *names):
         table.add_column(name, justify="left" if name == "arm" else "right")
     for record in records:
@@ -152,8 +166,17 @@ def facts_table(records: Sequence[dict[str, Any]]) -> Table:
                 f"{facts['start_s']:.1f}",
                 f"{1e3 * facts['first_token_s']:.0f}",
                 "" if perplexity is None else f"{perplexity:.4f}",
+                *(
+                    f"{facts[read_fact(length)]:.0f}" if read_fact(length) in facts else ""
+                    for length in lengths
+                ),
             )
     return table
+
+
+def read_fact(length: int) -> str:
+    """Name of the fact of prompts of a length."""
+    return f"read_{length}_per_s"
 
 
 def _median(record: dict[str, Any]) -> float:

@@ -160,6 +160,16 @@ class TestComparing:
         shown = [[*column.cells] for column in facts_table([plain, lookup]).columns]
         assert shown[1:] == [["7", "7"], ["1.5", "1.5"], ["10", "10"], ["2.0000", ""]]
 
+    def test_reading_is_timed_for_prompts_that_the_texts_are_long_enough_for(self, tmp_path):
+        other = Peer(name="other", methods={"file plain": Method(), "lookup": Method()})
+        texts = tuple(tuple(range(1, 101)) for _ in range(6))
+        plain, lookup = run(tmp_path, other, **GREEDY, texts=texts)["arms"]
+        assert plain["facts"]["read_128_per_s"] == pytest.approx(128 / 0.01)
+        assert plain["facts"]["read_512_per_s"] == pytest.approx(512 / 0.01)
+        assert "read_2000_per_s" not in plain["facts"]
+        shown = [[*column.cells] for column in facts_table([plain, lookup]).columns]
+        assert shown[-2:] == [["12800", ""], ["51200", ""]]
+
 
 class TestEnvironments:
     def test_a_library_is_compiled_with_the_variables_of_its_peer(self, tmp_path, monkeypatch):
