@@ -11,7 +11,7 @@ p = target law, q = draft law.
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -76,15 +76,7 @@ def install(kernels: dict[str, Callable[..., Any]]) -> None:
 
 def can_score(scores: Float[Tensor, "nodes vocab"], temperature: float | int) -> bool:
     """Return whether the machine code takes scores at a temperature."""
-    return (
-        bool(_KERNELS)
-        and _is_plain(scores)
-        and scores.is_cpu
-        and scores.dtype in _KINDS
-        and scores.shape[1] >= _LEAST
-        and scores.stride(1) == 1
-        and 1 / _WIDEST <= temperature <= _WIDEST
-    )
+    return _are_readable(scores, _KINDS) and 1 / _WIDEST <= temperature <= _WIDEST
 
 
 def stable_order(numbers: Float64[np.ndarray, " count"]) -> Int64[np.ndarray, " count"]:
@@ -263,14 +255,7 @@ def excess_of(scale: float | int, p: LazyLaw, q: Law) -> LazyLaw:
 
 def can_read(masses: Float[Tensor, "batch rows vocab"]) -> bool:
     """Return whether the machine code takes rows of masses."""
-    return (
-        bool(_KERNELS)
-        and _is_plain(masses)
-        and masses.is_cpu
-        and masses.dtype in _MASSES
-        and masses.shape[2] >= _LEAST
-        and masses.stride(2) == 1
-    )
+    return _are_readable(masses, _MASSES)
 
 
 def laws_of_masses(
@@ -302,9 +287,17 @@ def laws_of_masses(
     return [list(islice(laws, count)) for count in counts]
 
 
-def _is_plain(numbers: Tensor) -> bool:
-    """Return whether a tensor has numbers, which those of a compiler have not."""
-    return type(numbers) is Tensor and not torch.compiler.is_compiling()
+def _are_readable(rows: Float[Tensor, "... vocab"], kinds: Mapping[torch.dtype, int]) -> bool:
+    return (
+        bool(_KERNELS)
+        # Those of a compiler have no numbers.
+        and type(rows) is Tensor
+        and not torch.compiler.is_compiling()
+        and rows.is_cpu
+        and rows.dtype in kinds
+        and rows.shape[-1] >= _LEAST
+        and rows.stride(-1) == 1
+    )
 
 
 def _num_blocks(vocab: int) -> int:

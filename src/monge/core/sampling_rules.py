@@ -221,17 +221,19 @@ def _rows_of_laws(
 ) -> Float64[Tensor, "batch nodes vocab"]:
     """`probs_from_logits` where machine code selects the tokens, request by request."""
     probs = torch.full(logits.shape, math.nan, dtype=torch.float64)
-    columns = [own.tolist() if isinstance(own, Tensor) else [own] * len(logits) for own in rules]
+    columns = [
+        rule.tolist() if isinstance(rule, Tensor) else [rule] * len(logits) for rule in rules
+    ]
     for rows, scores, (temperature, top_k, top_p, min_p) in zip(
         probs, logits, zip(*columns, strict=True), strict=True
     ):
-        own = SamplingRules(
+        of_request = SamplingRules(
             temperature=temperature,
             top_k=top_k,
             top_p=1.0 if top_p is None else top_p,
             min_p=min_p or 0.0,
         )
-        for row, law in zip(rows, laws_from_logits(scores, own), strict=True):
+        for row, law in zip(rows, laws_from_logits(scores, of_request), strict=True):
             if isinstance(law, SparseLaw):
                 row.zero_()[law.token_ids] = law.probs
             elif isinstance(law, DenseLaw):

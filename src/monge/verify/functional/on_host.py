@@ -120,7 +120,7 @@ def _verified(
     )
     pairs = zip(chains, uniforms.tolist(), strict=True)
     accepted, next_token, used = torch.tensor(
-        [decided(decide, chain, own) for chain, own in pairs]
+        [decided(decide, chain, numbers) for chain, numbers in pairs]
     ).unbind(1)
     levels = torch.arange(1, most)
     path = torch.where(levels <= accepted[:, None], levels, -1)
