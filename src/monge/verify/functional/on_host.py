@@ -19,7 +19,13 @@ from monge.core.law import Law, LawSequence
 from monge.core.lazy_laws import Excess, can_read, laws_of_masses
 from monge.verify.functional.masked import HostDraws, Uniforms, share
 from monge.verify.functional.rejection import rejection, whole_chain
-from monge.verify.functional.tensors import DraftLaws, Verified
+from monge.verify.functional.tensors import (
+    Children,
+    DraftLaws,
+    Verified,
+    children_of,
+    frozen,
+)
 
 
 class HostChain:
@@ -89,16 +95,19 @@ def walk(chain: HostChain, draws: HostDraws) -> tuple[int, int]:
 
 def _verified(
     decide: Decide,
+    *,
     probs: Float[Tensor, "batch nodes vocab"],
     token_ids: Int64[Tensor, "batch nodes"],
     uniforms: Uniforms,
     draft: DraftLaws | None = None,
-    **_: object,
+    children: Children | None = None,
 ) -> Verified | None:
     """Return the verdicts, or `None` where the program for batches is to read the laws."""
     most = probs.shape[1]
+    is_chain = children is None or frozen(children) == children_of(range(-1, most - 1))
     is_enough = isinstance(uniforms, Tensor) and uniforms.shape[1] >= most
-    if not (is_enough and can_read(probs) and (draft is None or can_read(draft.probs))):
+    is_dense = draft is None or (draft.token_ids is None and can_read(draft.probs))
+    if not (is_chain and is_enough and is_dense and can_read(probs)):
         return None
     lengths = (token_ids[:, 1:] >= 0).sum(1).tolist()
     drafts: Sequence[Sequence[Law]] | None = [()] * len(lengths)
@@ -106,7 +115,7 @@ def _verified(
         x = token_ids[:, 1:]
         masses = draft.probs[:, : most - 1].gather(2, x.clamp_min(0)[..., None]).squeeze(2)
         # Without a draft mass no ratio is a number.
-        if draft.token_ids is not None or not bool(((masses > 0.0) | (x < 0)).all()):
+        if not bool(((masses > 0.0) | (x < 0)).all()):
             return None
         drafts = laws_of_masses(draft.probs, lengths)
     targets = laws_of_masses(probs, [length + 1 for length in lengths])
