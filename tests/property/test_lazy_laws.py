@@ -277,6 +277,22 @@ def test_laws_that_are_none_are_left_to_the_program(program, bad) -> None:
     assert bad != "p" or plain.next_token[row] == -1
 
 
+@pytest.mark.usefixtures("unchecked_types")
+def test_other_trees_and_laws_of_a_few_tokens_are_left_to_the_program() -> None:
+    p, _, q, uniforms = chains_of(0, torch.float64)
+    p, q = (part.nan_to_num(1 / 2100) for part in (p, q))
+    token_ids = torch.tensor([[0, 2099, 1, 2]] * 9)
+    tree = ((1, 2), (3,), (), ())
+    given = {"probs": p, "token_ids": token_ids, "uniforms": uniforms}
+    assert on_host.target_walk(**given, children=tree) is None
+    p = p.scatter(2, torch.tensor([1]).expand(9, 4, 1), 1e6)
+    path = target_walk(p / p.sum(-1, keepdim=True), token_ids, tree, uniforms).path
+    assert path[:, 0].eq(2).all(), "the second child"
+    ids = torch.arange(5).expand(9, 4, 5)
+    few = DraftLaws(torch.full((9, 4, 5), 0.2, dtype=torch.float64), ids)
+    assert on_host.block(**given, draft=few) is None
+
+
 @given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from((10, 5000)), heat=st.floats(0.05, 20.0))
 def test_a_softmax_in_float32_is_near_the_law(seed, size, heat) -> None:
     """The bound of `docs/functional.md`."""

@@ -74,7 +74,7 @@ def install(kernels: dict[str, Callable[..., Any]]) -> None:
     _KERNELS.update(kernels)
 
 
-def can_score(scores: Float[Tensor, "nodes vocab"], temperature: float | int) -> bool:
+def can_score(scores: Float[Tensor, "... vocab"], temperature: float | int) -> bool:
     """Return whether the machine code takes scores at a temperature."""
     return _are_readable(scores, _KINDS) and 1 / _WIDEST <= temperature <= _WIDEST
 

@@ -182,7 +182,7 @@ def probs_from_logits(
     Returns:
         Laws; a row whose logits are not finite, or all -inf, is NaN.
     """
-    if can_score(logits.flatten(0, 1), 1.0) and not logits.requires_grad:
+    if can_score(logits, 1.0) and not logits.requires_grad:
         return _rows_of_laws(logits, temperature, top_k, top_p, min_p)
     if isinstance(temperature, float | int) and temperature > 0:
         scores = _scores(logits, temperature)
