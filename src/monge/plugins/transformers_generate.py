@@ -31,6 +31,7 @@ from monge.control.base import SharedState
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.by_name import AnyHead, read_head
+from monge.draft.text_history import TextHistory
 from monge.engine.batch import decode
 from monge.engine.components import Components
 from monge.engine.processors import Processor, Stateless
@@ -53,8 +54,10 @@ _OPTIONS: Final = frozenset({*PARTS, "seed"})
 _HOST: Final = inspect.signature(cast("Any", GenerationMixin).generate)
 """Arguments of the host's `generate`."""
 _A_MODEL: Final = "a model of transformers (for a pipeline: pipe.model)"
-_LEARNED: Final[WeakKeyDictionary[Any, dict[str, SharedState]]] = WeakKeyDictionary()
-"""State of controllers by model and options, since no decoder outlives a call.
+_LEARNED: Final[WeakKeyDictionary[Any, dict[str, tuple[SharedState | None, TextHistory]]]] = (
+    WeakKeyDictionary()
+)
+"""State of controllers and texts for drafts, by model and options, since no decoder outlives a call.
 A call takes it out and puts it back, so that threads share nothing."""
 
 Draft = PreTrainedModel | AnyHead | str | Path | None
@@ -113,7 +116,8 @@ def speculate(
             `monge.load`. Models that cannot take tokens back need the drafter `none`. The default
             controller is `goodput`, which follows measured times, and `fixed` for sampled calls
             that are to be reproducible. What a controller learns about a model is kept for later
-            calls with the same options.
+            calls with the same options, and so are texts that a drafter reads again, as with
+            `drafter="suffix(max_history=200_000)"`.
 
     Returns:
         `[batch, seq]`, prompts included and stopped rows padded, or `GenerateDecoderOnlyOutput`
@@ -144,8 +148,9 @@ def speculate(
     )
     learned, key = _LEARNED.setdefault(model, {}), _key(model, draft_model, parts)
     drafts_by = draft_rules(logits_processor) if config.do_sample else None
-    components = _components(model, draft_model, draft_rules=drafts_by, **parts)
-    if (shared := learned.pop(key, None)) is not None:
+    shared, history = learned.pop(key, (None, TextHistory()))
+    components = _components(model, draft_model, draft_rules=drafts_by, history=history, **parts)
+    if shared is not None:
         components = replace(components, shared=shared)
     is_seeded = seed is not None or torch.are_deterministic_algorithms_enabled()
     if seed is None:
@@ -172,7 +177,7 @@ def speculate(
                     raise session.error
                 replay.grow(session.context.request_id, session.completion_ids)
     finally:
-        learned[key] = components.shared
+        learned[key] = components.shared, history
     if token_streamer is not None:
         token_streamer.end()
     text: Any = replay.text
@@ -255,9 +260,10 @@ def _components(model: Any, draft: Draft, *, drafter: Any = None, **parts: Any) 
 
 
 def _key(model: Any, draft: Any, parts: dict[str, Any]) -> str:
-    """Return the key of what controllers have learned about a model."""
+    """Return the key of what calls have learned about a model; other embeddings, other token ids."""
     drafted = draft if isinstance(draft, str | Path | None) else (type(draft), id(draft))
-    return repr((drafted, parts, model.device, model.dtype, torch.get_num_threads()))
+    size = getattr(model.config.get_text_config(), "vocab_size", None)
+    return repr((drafted, parts, size, model.device, model.dtype, torch.get_num_threads()))
 
 
 def accelerate(model: Any, draft: Draft = None, **options: Any) -> Any:
@@ -299,7 +305,7 @@ def accelerate(model: Any, draft: Draft = None, **options: Any) -> Any:
 
 
 def restore(model: Any) -> Any:
-    """Undo `accelerate`; a model that is not accelerated stays as it is.
+    """Undo `accelerate`, and forget what its calls have kept; another model stays as it is.
 
     Args:
         model: The model, or a wrapper around it, such as that of PEFT.
@@ -312,6 +318,7 @@ def restore(model: Any) -> Any:
     """
     for module in _accelerated("restore", model):
         del module.generate
+        _LEARNED.pop(module, None)
     return model
 
 

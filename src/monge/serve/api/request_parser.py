@@ -416,8 +416,11 @@ class RequestParser:
             "keeps_trees": bool(body.trace),
             "cache_salt": body.salt,
         }
-        if not (speculative and changes["adaptive"]):
-            changes["is_repeatable"] = self._decoder.components.coarse_dtype is None
+        components, rules = self._decoder.components, requests[0].rules
+        if not speculative:
+            changes["is_repeatable"] = components.coarse_dtype is None
+        elif not changes["adaptive"]:
+            changes["is_repeatable"] = components.repeats(name, rules, is_planned=False)
         if logprobs is not None:
             source = self._options.logprobs_of
             changes["logprobs"] = LogprobOptions(num_top=logprobs, source=source)
