@@ -64,6 +64,17 @@ def test_a_prefix_cache_does_not_survive(change):
     assert written(decoder, prefixes) == (fresh, len(TEXT) - 1)
 
 
+def test_without_that_the_text_would_be_another_one(monkeypatch):
+    monkeypatch.setattr(PrefixCache, "_drop_stale", lambda *_: None)
+    model, prefixes = copy.deepcopy(network("llama")), PrefixCache(min_tokens=1)
+    decoder = decoder_of(model)
+    written(decoder, prefixes)
+    step_of_an_optimizer(model)
+    stale, num_cached = written(decoder, prefixes)
+    assert num_cached == len(TEXT) - 1
+    assert stale != written(decoder_of(copy.deepcopy(model)))[0]
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_calls_of_a_decoder_and_of_the_host_keep_no_cache(change):
     """Only texts are kept, and a text is no more than a draft."""
