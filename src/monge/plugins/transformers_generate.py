@@ -330,7 +330,8 @@ def restore(model: Any) -> Any:
     """
     for module in _accelerated("restore", model):
         del module.generate
-        _LEARNED.pop(module, None)
+        for inner in module.modules():  # an adapter's calls are those of the model inside
+            _LEARNED.pop(inner, None)
     return model
 
 
