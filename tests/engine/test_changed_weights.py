@@ -1,6 +1,7 @@
 """Weights that change in place: no key and no value that others have computed is used afterwards."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def one_matrix(model):
 CHANGES = [step_of_an_optimizer, copied_weights, one_matrix]
 
 
-def decoder_of(model):
+def decoder_of(model) -> Any:
     target = HfTreeModel(model)
     return Decoder(make_components(target, drafter="suffix(max_history=200)"))
 
@@ -91,7 +92,7 @@ def test_calls_of_a_decoder_and_of_the_host_keep_no_cache(change):
 
 
 def test_a_conversation_reads_its_turns_again():
-    decoder = monge.load(controller="fixed")
+    decoder: Any = monge.load(controller="fixed")
     conversation = Conversation(decoder, max_new_tokens=12)
     "".join(piece.text for piece in conversation.reply("Name a colour."))
     with torch.no_grad():
