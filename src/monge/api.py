@@ -36,6 +36,7 @@ from monge.draft.by_name import (
     no_head_reason,
     options_of,
 )
+from monge.draft.text_history import TextHistory
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.registry import TREES
 from monge.engine.chat_format import chat_format
@@ -230,6 +231,7 @@ def make_components(
     head: str | Path | AnyHead | None = None,
     draft_rules: SamplingRules | None = None,
     latency: Latency | None = None,
+    history: TextHistory | None = None,
     **parts: Any,
 ) -> Components:
     """Build the parts of a decoder from names or objects, with loaded models.
@@ -241,6 +243,7 @@ def make_components(
         draft_rules: Sampling rules of the draft law, instead of the request's own.
         latency: Times of rounds for controllers that read them. Without it, they start from a guess
             and learn.
+        history: Texts that a drafter with a `max_history` reads and adds to; without it, a new one.
         **parts: `PARTS` of `monge.options`, as for `load`. The controller is `fixed` if there is
             none; `controller=None` takes the default of `load`.
 
@@ -269,6 +272,7 @@ def make_components(
             "top_k": draft_top_k,
             "target": target if "target" in taken else None,
             "rules": rules,
+            "history": history if "history" in taken else None,
         }
         resources: dict[str, Any] = {
             "model": None if several else draft,

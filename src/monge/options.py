@@ -269,7 +269,9 @@ class SamplingOptions(LengthAndTruncation):
         0, help="Number of the first text's stream among those of the seed; the next have the next."
     )
     logprobs: int | None = _argument(
-        None, help="Scores of tokens and of so many top ones, under the law that they come from."
+        None,
+        help="Scores of tokens and of so many top ones, under the law that they come from; also of "
+        "the tokens under the model at temperature 1, and the mass that truncation kept.",
     )
     processors: Sequence[Callable[..., Any]] = _argument(
         (),

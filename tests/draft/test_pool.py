@@ -109,7 +109,7 @@ def test_every_cache_follows_while_drafters_take_turns(tree: str, temperature: f
             assert read == text[: len(read)]
             _, ngram, suffix, _ = session.drafter_state.states
             assert array("q", ngram).tolist() == list(text)
-            assert len(suffix) == len(text)
+            assert suffix.length() == len(text)
     deepest = {
         name: max(r.num_accepted for s in sessions for r in s.records if r.drafter == name)
         for name in names

@@ -203,3 +203,18 @@ def test_laws_are_the_same_one_by_one_and_together(compiler):
             if rules.temperature:
                 together = probs_under(rules, laws.scores[None])[0, node].tolist()
                 assert together == pytest.approx([law.prob(t) for t in range(SIZE)], abs=1e-14)
+
+
+def test_what_truncation_keeps_is_counted_in_the_law_of_the_grammar(compiler):
+    """A grammar changes the law, as a penalty does; it is no truncation."""
+    state = compiler.compile(Grammar.regex(REGEXES["open"]))
+    tree = fixed_chain(0, (2,), TapeDraws([]))
+    logits = torch.randn(2, SIZE, generator=torch.Generator().manual_seed(3))
+    for top_k in (None, 1, 2):
+        rules = SamplingRules(temperature=0.8, top_k=top_k)
+        context = Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=rules)
+        laws = NodeLaws(logits, tree, context, (), state, num_truncating=0)
+        for node, text in enumerate([(), (2,)]):
+            masses = (logits[node].double() / 0.8).exp()[sorted(allowed(REGEXES["open"], text))]
+            best = masses.sort(descending=True).values[:top_k].sum() / masses.sum()
+            assert laws.kept_mass(node) == pytest.approx(float(best), abs=1e-12)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
+import torch
+
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence, SparseLaw, residual
@@ -365,3 +367,61 @@ KNOWN_BAD_LEVELS: Final[Mapping[str, TreeBuilder]] = MappingProxyType(
     {"budget by drawn nodes": DrawnBudget()}
 )
 """Wrong drafters whose mistake only rules for whole trees show: to be shown to `layer`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrustsDrafts(NodeRule):
+    """A copied token is taken without a test, as where the rollouts of an older policy are reused."""
+
+    accepts = frozenset[type[Proposal]]({Deterministic})
+
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
+        return candidates[0] if candidates else draws.categorical(target_law)
+
+
+class NotedDraws:
+    """Draws that note, for every token drawn, the positions in [0, 1) that give it."""
+
+    def __init__(self, draws: Draws) -> None:
+        self._draws = draws
+        self.positions: list[tuple[float, float]] = []
+
+    def bernoulli(self, prob: float) -> bool:
+        return self._draws.bernoulli(prob)
+
+    def uniform(self) -> float:
+        return self._draws.uniform()
+
+    def categorical(self, law: Law) -> int:
+        token = self._draws.categorical(law)
+        self.positions.append(_cells(law)[token])
+        return token
+
+
+class SameUniforms(NotedDraws):
+    """Draws that use the uniforms of another request again, from the first on."""
+
+    def __init__(self, draws: Draws, first: NotedDraws) -> None:
+        super().__init__(draws)
+        self._first, self._used = first, 0
+
+    def categorical(self, law: Law) -> int:
+        # Given the first one's token, its uniform lies in this interval, and anywhere in it.
+        low, high = self._first.positions[self._used]
+        self._used += 1
+        shares = {
+            token: min(high, stop) - max(low, start)
+            for token, (start, stop) in _cells(law).items()
+            if min(high, stop) > max(low, start)
+        }
+        probs = torch.tensor(list(shares.values()), dtype=torch.float64)
+        tokens = torch.tensor(list(shares))
+        return self._draws.categorical(SparseLaw(tokens, probs / probs.sum()))
+
+
+def _cells(law: Law) -> dict[int, tuple[float, float]]:
+    part = law.sparse()
+    stops = part.probs.cumsum(0).tolist()
+    return dict(zip(part.token_ids.tolist(), zip([0.0, *stops], stops, strict=False), strict=True))

@@ -132,6 +132,55 @@ def test_processed_logprobs_are_those_of_the_drawn_law():
         assert len(top) <= 2
 
 
+@pytest.mark.parametrize("source", ["raw", "processed"])
+def test_how_tokens_were_drawn(decoder, network, source):
+    fields = {"temperature": 0.7, "top_k": 4, "seed": 3, "max_tokens": 8, "logprobs": 0}
+    with served(decoder, logprobs_of=source) as client:
+        told = complete(client, **fields, drawn_logprobs=True)["logprobs"]
+        drawn, own_names = told.pop("drawn"), ["processed", "raw", "kept_mass"]
+        assert told == complete(client, **fields)["logprobs"]
+        assert list(drawn) == own_names
+        assert drawn[source] == told["token_logprobs"]
+        parts = [one["logprobs"] for one in stream(client, **fields, drawn_logprobs=True)]
+        for name in own_names:
+            streamed = [value for part in parts if part for value in part["drawn"][name]]
+            assert streamed == drawn[name]
+        echoed = complete(client, **fields, drawn_logprobs=True, echo=True)["logprobs"]
+        (result,) = decoder.generate(
+            [TEXT], temperature=0.7, top_k=4, seed=3, max_new_tokens=8, logprobs=0
+        )
+    num_prompt = len(decoder.encode(TEXT))
+    assert echoed["drawn"]["raw"] == [None] * num_prompt + drawn["raw"]
+    for name in own_names:
+        offline = [getattr(entry.drawn, name) for entry in result.logprobs]
+        assert offline == pytest.approx(drawn[name], abs=1e-12)
+    ids = ids_after(decoder, told["tokens"])
+    own = own_logprobs(network, ids)
+    for place, token in enumerate(ids[num_prompt:]):
+        row = own[num_prompt + place - 1]
+        before = torch.log_softmax(row / 0.7, 0)
+        best = before.topk(4).values.exp().sum()
+        assert drawn["raw"][place] == pytest.approx(float(row[token]), abs=ROUNDING)
+        assert drawn["kept_mass"][place] == pytest.approx(float(best), abs=ROUNDING)
+        cut = float(before[token] - best.log())
+        assert drawn["processed"][place] == pytest.approx(cut, abs=2 * ROUNDING)
+
+
+def test_how_tokens_of_a_chat_were_drawn(client):
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "seed": 1}
+    asked = body | {"logprobs": True, "drawn_logprobs": True, "top_k": 3}
+    answer = client.post("/v1/chat/completions", json=asked).json()
+    for entry in answer["choices"][0]["logprobs"]["content"]:
+        assert entry["drawn"]["raw"] == entry["logprob"]
+        assert 0 < entry["drawn"]["kept_mass"] < 1
+    for path, fields in (("chat/", body), ("", {"prompt": TEXT})):
+        answer = client.post(f"/v1/{path}completions", json=fields | {"drawn_logprobs": True})
+        assert answer.status_code == 400
+        assert "only with logprobs" in answer.json()["error"]["message"]
+        plain = client.post(f"/v1/{path}completions", json=fields | {"drawn_logprobs": False})
+        assert plain.status_code == 200
+
+
 def test_bytes_of_tokens(decoder):
     texts = TokenTexts(decoder.tokenizer)
     for text in ("héllo", "日本", "plain"):

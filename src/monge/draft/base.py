@@ -86,6 +86,7 @@ class Capabilities:
         reads_states: Whether it reads the target's hidden states.
         runs_network: Whether drafting needs forwards of a network. Model-free drafters do not, so
             they may be asked in every round.
+        reads_others: Whether drafts of a request depend on texts of others.
     """
 
     proposes: frozenset[type[Proposal]]
@@ -100,6 +101,7 @@ class Capabilities:
     bytes_per_token: int = 0
     reads_states: bool = False
     runs_network: bool = True
+    reads_others: bool = False
 
 
 class Drafter(ABC, Generic[State]):
@@ -207,6 +209,7 @@ def model_free(
     max_width: int = 1,
     max_nodes: int | None = None,
     num_successors: int = 0,
+    reads_others: bool = False,
 ) -> Capabilities:
     """Return the capabilities of a model-free drafter; see `Capabilities`."""
     return Capabilities(
@@ -217,6 +220,7 @@ def model_free(
         max_nodes=max_depth if max_width <= 1 else max_nodes,
         num_successors=num_successors,
         runs_network=False,
+        reads_others=reads_others,
     )
 
 

@@ -138,6 +138,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             bytes_per_token=sum(can.bytes_per_token for can in every),
             reads_states=any(can.reads_states for can in every),
             runs_network=any(can.runs_network for can in every),
+            reads_others=any(can.reads_others for can in every),
         )
 
     @property

@@ -10,5 +10,5 @@ DRAFTERS: Final[Registry[AnyDrafter]] = Registry(
     "drafter",
     PARTS["drafter"],
     group="monge.drafters",
-    provided=("model", "models", "target", "tree", "rules"),
+    provided=("model", "models", "target", "tree", "rules", "history"),
 )

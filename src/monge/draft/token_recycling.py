@@ -60,6 +60,7 @@ class TokenRecyclingDrafter(ModelFreeDrafter[Successors]):
             max_width=shape.width,
             max_nodes=self.num_nodes,
             num_successors=len(self.acceptance),
+            reads_others=self.keep,
         )
 
     def start(self, context: Context) -> Successors:

@@ -188,7 +188,7 @@ class Components:
         """Return whether a seed gives a text again, alone or in a batch.
 
         No network may compute in a `coarse_dtype`. The controller must read neither measured times
-        nor other requests, unless plans do not matter.
+        nor other requests, and the drafter no other texts, unless drafts do not matter.
 
         Args:
             name: The controller's; `None` for the one that serves requests that name none.
@@ -197,10 +197,9 @@ class Components:
         """
         if self.coarse_dtype is not None:
             return False
-        if not is_planned:
-            return True
+        plans_repeat = not is_planned or self.controller_for(name).reads.isdisjoint(_UNSTEADY)
         return (
-            self.controller_for(name).reads.isdisjoint(_UNSTEADY)
+            (plans_repeat and not self.capabilities.reads_others)
             or rules.temperature == 0
             or self.capabilities.proposes <= self.rule.invariant_for
         )

@@ -256,7 +256,7 @@ class Decoder:
                 stop_check=sampling.stop_check,
                 logprobs=None
                 if sampling.logprobs is None
-                else LogprobOptions(num_top=sampling.logprobs),
+                else LogprobOptions(num_top=sampling.logprobs, drawn=True),
                 controller=controller,
                 is_repeatable=self.components.repeats(controller, rules),
                 keeps_trees=sampling.keeps_trees,

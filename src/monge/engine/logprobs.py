@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.errors import OptionError
-from monge.core.law import Law, LawSequence
+from monge.core.law import Law
+from monge.engine.sampling import NodeLaws
 
 LogprobSource = Literal["processed", "raw"]
 
@@ -23,16 +24,40 @@ class LogprobOptions:
         num_top: So many of the most probable tokens beside the token itself.
         source: `processed`, the law that the token was drawn from, or `raw`, the target's own at
             temperature 1, before processors and sampling rules.
+        drawn: Whether entries say how their token was drawn; see `Drawn`.
     """
 
     num_top: int
     source: LogprobSource = "processed"
+    drawn: bool = False
 
     def __post_init__(self) -> None:
         if self.num_top < 0:
             raise OptionError(
                 f"logprobs: the number of most probable tokens must be >= 0; got {self.num_top}"
             )
+
+    @property
+    def num_scores(self) -> int:
+        """Numbers of one entry."""
+        return 1 + self.num_top + 3 * self.drawn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """How a token was drawn.
+
+    Its log-probability in the law before truncation is `processed + log(kept_mass)`.
+
+    Args:
+        processed: Log-probability, natural, under the law that the token was drawn from.
+        raw: Under the target's own law at temperature 1, before processors and sampling rules.
+        kept_mass: Mass, in (0, 1], that the tokens which truncation kept have in the law before it.
+    """
+
+    processed: float
+    raw: float
+    kept_mass: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,27 +70,36 @@ class TokenLogprob:
         rank: 1 for the most probable token, and so on; equals share the better rank.
         top: The most probable tokens with their log-probabilities, largest first; tokens without
             mass are left out.
+        drawn: How the token was drawn; `None` for tokens of a prompt, and where nobody asks.
     """
 
     token_id: int
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...] = ()
+    drawn: Drawn | None = None
 
 
 def along(
-    options: LogprobOptions,
-    laws: LawSequence,
-    logits: Float[Tensor, "nodes vocab"],
-    path: Sequence[int],
-    token_ids: Sequence[int],
+    options: LogprobOptions, laws: NodeLaws, path: Sequence[int], token_ids: Sequence[int]
 ) -> tuple[TokenLogprob, ...]:
     """Log-probabilities of the tokens that follow a path's nodes, one by one."""
-    if options.source == "raw":
-        return of_logits(logits[list(path)], token_ids, options.num_top)
+    is_raw = options.source == "raw"
+    raw, processed = tuple[TokenLogprob, ...](), tuple[TokenLogprob, ...]()
+    if is_raw or options.drawn:
+        num_top = options.num_top if is_raw else 0
+        raw = of_logits(laws.logits[list(path)], token_ids, num_top)
+    if not is_raw or options.drawn:
+        num_top = 0 if is_raw else options.num_top
+        pairs = zip(path, token_ids, strict=True)
+        processed = tuple(of_law(laws[node], token, num_top) for node, token in pairs)
+    entries = raw if is_raw else processed
+    if not options.drawn:
+        return entries
+    rows = zip(entries, processed, raw, map(laws.kept_mass, path), strict=True)
     return tuple(
-        of_law(laws[node], token, options.num_top)
-        for node, token in zip(path, token_ids, strict=True)
+        replace(entry, drawn=Drawn(processed=drawn.logprob, raw=plain.logprob, kept_mass=kept_mass))
+        for entry, drawn, plain, kept_mass in rows
     )
 
 

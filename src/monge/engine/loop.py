@@ -48,6 +48,7 @@ def run_round(sessions: Sequence[Session], components: Components, *, num_waitin
             session.processors,
             session.grammar,
             record=components.record,
+            num_truncating=session.num_truncating,
         )
         for session, draft in zip(sessions, drafts, strict=True)
     ]

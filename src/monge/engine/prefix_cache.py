@@ -34,6 +34,11 @@ class PrefixModel(SequenceModel, Protocol):
         """Bytes that the cache keeps for one token. The number is complete once a sequence was open."""
         ...
 
+    @property
+    def weights_version(self) -> int:
+        """Number that is another one once torch has counted a change of the weights."""
+        ...
+
     def is_complete(self, sequence: int) -> bool:
         """Return whether a sequence is open, with all that is kept of its committed tokens."""
         ...
@@ -62,7 +67,9 @@ class _Edge:
 class _Tree:
     """The texts of one network."""
 
-    bytes_per_token: int = 0
+    model: PrefixModel
+    bytes_per_token: int
+    weights_version: int
     num_tokens: int = 0
     root: _Edge = field(default_factory=lambda: _Edge((), (), None))
     edges: set[_Edge] = field(default_factory=set[_Edge])
@@ -74,7 +81,9 @@ class PrefixCache:
     What is kept are copies, so no sequence depends on another one. The texts that were used least
     recently are dropped first, from their end. One thread at a time may use it.
 
-    Texts of different salts share nothing, and a text of salt `None` is not kept.
+    Texts of different salts share nothing, and a text of salt `None` is not kept. Texts that a
+    network has read with other weights are dropped when it asks for one; changes through `.data` are
+    not counted by torch, and need `clear`.
 
     Args:
         max_bytes: Most memory, of all networks.
@@ -110,6 +119,7 @@ class PrefixCache:
 
     def length(self, model: SequenceModel, token_ids: Sequence[int], salt: str | None = "") -> int:
         """Return how many first tokens of a text are kept, and count them as used."""
+        self._drop_stale(model)
         length = sum(size for _, size in self._path(model, _salted(token_ids, salt)))
         return length if length >= self._min_tokens else 0
 
@@ -130,7 +140,9 @@ class PrefixCache:
         """
         if not model.is_complete(sequence):
             return range(0)
-        tree = self._trees.setdefault(model, _Tree(model.bytes_per_token))
+        self._drop_stale(model)
+        empty = _Tree(model, model.bytes_per_token, model.weights_version)
+        tree = self._trees.setdefault(model, empty)
         text = _salted(token_ids, self.salts.get(sequence, ""))[: model.length(sequence)]
         path = self._path(model, text)
         start = sum(size for _, size in path)
@@ -154,6 +166,12 @@ class PrefixCache:
     def clear(self) -> None:
         """Drop all texts."""
         self._trees.clear()
+
+    def _drop_stale(self, model: SequenceModel) -> None:
+        """Drop what a network has computed with other weights."""
+        tree = self._trees.get(model)
+        if tree is not None and tree.weights_version != tree.model.weights_version:
+            del self._trees[model]
 
     def _path(self, model: SequenceModel, text: tuple[Hashable, ...]) -> list[tuple[_Edge, int]]:
         """Return the edges that a text follows, and how many tokens of each."""

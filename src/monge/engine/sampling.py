@@ -42,6 +42,8 @@ class NodeLaws:
         grammar: Restricts the law of every node, after the processors; its state after the
             committed text.
         record: See `StackedLaws.record`.
+        num_truncating: So many of the last processors do nothing but take tokens out; for
+            `kept_mass`, and `None` where nobody asks for it.
     """
 
     def __init__(
@@ -53,12 +55,15 @@ class NodeLaws:
         grammar: GrammarState | None = None,
         *,
         record: Recorder | None = None,
+        num_truncating: int | None = None,
     ) -> None:
         # Of nodes below a law that was not finite, a device reads more than there are.
         self._logits, self._tree, self._context = logits[: tree.num_nodes], tree, context
         self._processors, self._grammar, self._record = processors, grammar, record
         self._made: dict[int, Law] = {}
         self._asked: dict[int, tuple[Processor, ...]] = {}
+        self._num_truncating = num_truncating
+        self._whole: dict[int, Float[Tensor, " vocab"]] = {}  # scores before truncation
 
     @property
     def logits(self) -> Float[Tensor, "nodes vocab"]:
@@ -125,6 +130,17 @@ class NodeLaws:
             self[node]
         return self._asked[node]
 
+    def kept_mass(self, node: int) -> float:
+        """Return the mass, in a node's law before truncation, of the tokens that truncation kept."""
+        rules, law = self._context.rules, self[node]
+        if rules.temperature == 0 or not (rules.truncates or self._num_truncating):
+            return 1.0
+        scores = self._whole[node] if self._processors else self._logits[node]
+        if self._mask is not None:
+            scores = self._mask.apply(scores, node)
+        whole = law_from_logits(scores, SamplingRules(temperature=rules.temperature))
+        return min(1.0, float(whole.at(law.sparse().token_ids).sum()))
+
     def _make(self, node: int) -> Law:
         scores = self._scores(node) if self._processors else self._logits[node]
         if self._mask is not None:
@@ -142,7 +158,10 @@ class NodeLaws:
         # A copy, in the type in which `transformers` applies processors: some of them write into
         # what they are given.
         scores = logits[None].to(torch.float32, copy=True)
-        for processor in processors:
+        num_whole = len(processors) - (self._num_truncating or 0)
+        for number, processor in enumerate(processors):
+            if number == num_whole:
+                self._whole[node] = scores[0].clone()
             try:
                 changed = processor(token_ids, scores)
                 check_scores(processor, changed, scores)
@@ -150,4 +169,6 @@ class NodeLaws:
                 name = name_of(processor)
                 raise ProcessorError(f"the logits processor {name} raised {error!r}") from error
             scores = changed
+        if self._num_truncating is not None:
+            self._whole.setdefault(node, scores[0])
         return scores[0]

@@ -56,6 +56,7 @@ class Request:
         controller: Name of the controller that plans for it; `None` for the one that serves those
             that name none.
         is_repeatable: Whether its seed is said to give its text again.
+        num_truncating: So many of the last processors do nothing but take tokens out.
         logprobs: Log-probabilities wanted with every generated token.
         prompt_logprobs: Log-probabilities wanted with every prompt token from the second on; always
             those of `raw`.
@@ -71,6 +72,7 @@ class Request:
     eos_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
     processors: tuple[Processor, ...] = ()
+    num_truncating: int = 0
     grammar: GrammarState | None = None
     stop_check: StopCheck | None = None
     draws: Draws | None = None
@@ -201,6 +203,12 @@ class Session:
         return self.context.token_ids[self.context.num_prompt_tokens :]
 
     @property
+    def num_truncating(self) -> int | None:
+        """As in the request; `None` where nobody asks what truncation kept."""
+        wanted = self.request.logprobs
+        return None if wanted is None or not wanted.drawn else self.request.num_truncating
+
+    @property
     def num_generated(self) -> int:
         """Number of generated tokens."""
         return len(self.context.token_ids) - self.context.num_prompt_tokens
@@ -246,9 +254,7 @@ class Session:
         try:
             self.processors = laws.processors_after(path[-1] if path else 0)
             wanted = self.request.logprobs
-            logprobs = (
-                () if wanted is None else along(wanted, laws, laws.logits, (0, *path), tokens)
-            )
+            logprobs = () if wanted is None else along(wanted, laws, (0, *path), tokens)
             self._append(tokens)
             if self.grammar is not None and self.finish_reason is None:
                 self.grammar = self.grammar.after_all(self.new_ids)

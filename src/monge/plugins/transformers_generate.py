@@ -31,15 +31,17 @@ from monge.control.base import SharedState
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.by_name import AnyHead, read_head
+from monge.draft.text_history import TextHistory
 from monge.engine.batch import decode
 from monge.engine.components import Components
+from monge.engine.logprobs import LogprobOptions, TokenLogprob
 from monge.engine.processors import Processor, Stateless
 from monge.engine.session import Request, Session, check_length
 from monge.loading.networks import as_draft_model, as_sequence_model, load_network
 from monge.loading.sources import ModelSource
 from monge.options import PARTS, takes_parts
-from monge.plugins.transformers_outputs import Replay, VisitedRows
-from monge.plugins.transformers_processors import draft_rules, row_processors
+from monge.plugins.transformers_outputs import DrawnOutput, Replay, VisitedRows
+from monge.plugins.transformers_processors import draft_rules, num_truncating, row_processors
 from monge.plugins.transformers_refusals import (
     TAKEN,
     check_arguments,
@@ -49,12 +51,14 @@ from monge.plugins.transformers_refusals import (
 )
 from monge.plugins.transformers_training import in_evaluation
 
-_OPTIONS: Final = frozenset({*PARTS, "seed"})
+_OPTIONS: Final = frozenset({*PARTS, "seed", "output_logprobs"})
 _HOST: Final = inspect.signature(cast("Any", GenerationMixin).generate)
 """Arguments of the host's `generate`."""
 _A_MODEL: Final = "a model of transformers (for a pipeline: pipe.model)"
-_LEARNED: Final[WeakKeyDictionary[Any, dict[str, SharedState]]] = WeakKeyDictionary()
-"""State of controllers by model and options, since no decoder outlives a call.
+_LEARNED: Final[WeakKeyDictionary[Any, dict[str, tuple[SharedState | None, TextHistory]]]] = (
+    WeakKeyDictionary()
+)
+"""State of controllers and texts for drafts, by model and options, since no decoder outlives a call.
 A call takes it out and puts it back, so that threads share nothing."""
 
 Draft = PreTrainedModel | AnyHead | str | Path | None
@@ -71,6 +75,7 @@ def speculate(
     draft_model: Draft = None,
     token_streamer: Any = None,
     seed: int | None = None,
+    output_logprobs: bool = False,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
     """Decode speculatively inside `generate`.
@@ -109,16 +114,19 @@ def speculate(
         seed: Seed of the draws, which makes a sampled text reproducible. Without it, torch's
             default generator gives one. `set_seed` then reproduces texts only if torch is asked
             for deterministic algorithms, as by `set_seed(0, deterministic=True)`.
+        output_logprobs: Whether the output says how each token was drawn, as `DrawnOutput`; only
+            with `return_dict_in_generate`.
         **model_kwargs: Model inputs from `generate`, and `PARTS` of `monge.options`, as for
             `monge.load`. Models that cannot take tokens back need the drafter `none`. The default
             controller is `goodput`, which follows measured times, and `fixed` for sampled calls
             that are to be reproducible. What a controller learns about a model is kept for later
-            calls with the same options.
+            calls with the same options, and so are texts that a drafter reads again, as with
+            `drafter="suffix(max_history=200_000)"`.
 
     Returns:
         `[batch, seq]`, prompts included and stopped rows padded, or `GenerateDecoderOnlyOutput`
         with these as `sequences`, and `scores` and `logits` if requested: one `[batch,
-        vocab]` per generated token, zero in rows that had stopped before it.
+        vocab]` per generated token, zero in rows that had stopped before it; or `DrawnOutput`.
 
     Raises:
         MongeError: A subclass of it, for settings that cannot be honoured and for logits that
@@ -128,6 +136,8 @@ def speculate(
     parts = {name: model_kwargs.pop(name) for name in PARTS if name in model_kwargs}
     parts = {"controller": None} | parts
     check_settings(model, config, model_kwargs)
+    if output_logprobs and not config.return_dict_in_generate:
+        raise OptionError("generate: output_logprobs needs return_dict_in_generate=True")
     count = given(model, config, "num_assistant_tokens")
     if count and parts.get("tree") is None:
         parts["tree"] = f"chain({count})"
@@ -144,8 +154,9 @@ def speculate(
     )
     learned, key = _LEARNED.setdefault(model, {}), _key(model, draft_model, parts)
     drafts_by = draft_rules(logits_processor) if config.do_sample else None
-    components = _components(model, draft_model, draft_rules=drafts_by, **parts)
-    if (shared := learned.pop(key, None)) is not None:
+    shared, history = learned.pop(key, (None, TextHistory()))
+    components = _components(model, draft_model, draft_rules=drafts_by, history=history, **parts)
+    if shared is not None:
         components = replace(components, shared=shared)
     is_seeded = seed is not None or torch.are_deterministic_algorithms_enabled()
     if seed is None:
@@ -157,7 +168,10 @@ def speculate(
         "rules": rules,
         "seed": seed,
         "controller": components.named_for(None, rules, is_seeded=is_seeded),
+        "logprobs": LogprobOptions(num_top=0, drawn=True) if output_logprobs else None,
+        "num_truncating": num_truncating(logits_processor) + bool(replay.visited),
     }
+    entries: list[list[TokenLogprob]] = [[] for _ in starts]
     sessions: list[Session] = []
     for row, start in enumerate(starts):
         request = _request(row, start, logits_processor, stopping_criteria, replay, **usual)
@@ -171,8 +185,9 @@ def speculate(
                 if session.error is not None:
                     raise session.error
                 replay.grow(session.context.request_id, session.completion_ids)
+                entries[session.context.request_id] += session.logprobs
     finally:
-        learned[key] = components.shared
+        learned[key] = components.shared, history
     if token_streamer is not None:
         token_streamer.end()
     text: Any = replay.text
@@ -183,7 +198,9 @@ def speculate(
         for which, name in enumerate(("logits", "scores"))
         if getattr(config, f"output_{name}")
     }
-    return GenerateDecoderOnlyOutput(sequences=text, **kept)
+    if output_logprobs:
+        kept |= replay.drawn(entries)
+    return (DrawnOutput if output_logprobs else GenerateDecoderOnlyOutput)(sequences=text, **kept)
 
 
 def _row_starts(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[int]:
@@ -255,9 +272,10 @@ def _components(model: Any, draft: Draft, *, drafter: Any = None, **parts: Any) 
 
 
 def _key(model: Any, draft: Any, parts: dict[str, Any]) -> str:
-    """Return the key of what controllers have learned about a model."""
+    """Return the key of what calls have learned about a model; other embeddings, other token ids."""
     drafted = draft if isinstance(draft, str | Path | None) else (type(draft), id(draft))
-    return repr((drafted, parts, model.device, model.dtype, torch.get_num_threads()))
+    size = getattr(model.config.get_text_config(), "vocab_size", None)
+    return repr((drafted, parts, size, model.device, model.dtype, torch.get_num_threads()))
 
 
 def accelerate(model: Any, draft: Draft = None, **options: Any) -> Any:
@@ -274,8 +292,8 @@ def accelerate(model: Any, draft: Draft = None, **options: Any) -> Any:
             mode, as for `speculate`, and its weights may change between calls.
         draft: A draft model with the target's tokenizer, loaded, a folder or a name; or a head for
             the target, loaded or its folder. It is read once, here. Without it, n-grams draft.
-        **options: `PARTS` of `monge.options` and `seed`, as for `speculate`, for all calls; a call
-            may give its own.
+        **options: `PARTS` of `monge.options`, `seed` and `output_logprobs`, as for `speculate`, for
+            all calls; a call may give its own.
 
     Returns:
         The model.
@@ -299,7 +317,7 @@ def accelerate(model: Any, draft: Draft = None, **options: Any) -> Any:
 
 
 def restore(model: Any) -> Any:
-    """Undo `accelerate`; a model that is not accelerated stays as it is.
+    """Undo `accelerate`, and forget what its calls have kept; another model stays as it is.
 
     Args:
         model: The model, or a wrapper around it, such as that of PEFT.
@@ -312,6 +330,8 @@ def restore(model: Any) -> Any:
     """
     for module in _accelerated("restore", model):
         del module.generate
+        for inner in module.modules():  # an adapter's calls are those of the model inside
+            _LEARNED.pop(inner, None)
     return model
 
 

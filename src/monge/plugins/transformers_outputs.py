@@ -1,12 +1,35 @@
 """Text, scores and logits of `generate`, settled one column of tokens at a time."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers import StoppingCriteriaList
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from monge.engine.logprobs import TokenLogprob
+
+
+@dataclass
+class DrawnOutput(GenerateDecoderOnlyOutput):
+    """Output of `generate` with `output_logprobs=True`: how every token was drawn.
+
+    All are float32, `[batch, new]`, beside the new columns of `sequences`. Where a row has ended,
+    log-probabilities are 0 and masses 1, so that sums over a row need no mask.
+
+    Args:
+        processed_logprobs: Under the law that the token was drawn from.
+        raw_logprobs: Under the model's own law at temperature 1, before any processor.
+        kept_mass: Mass that top-k, top-p and the like kept, of the law after the temperature. The
+            log-probability in that law is `processed_logprobs + kept_mass.log()`.
+    """
+
+    processed_logprobs: Float[Tensor, "batch new"] | None = None
+    raw_logprobs: Float[Tensor, "batch new"] | None = None
+    kept_mass: Float[Tensor, "batch new"] | None = None
 
 
 class VisitedRows:
@@ -80,6 +103,7 @@ class Replay:
         self._pad = pad_token_id
         self._rows: list[Sequence[int]] = [()] * prompts.shape[0]
         self._running = [True] * prompts.shape[0]
+        self._lengths = [0] * prompts.shape[0]  # settled tokens of a row, without its padding
 
     @property
     def num_settled(self) -> int:
@@ -109,8 +133,21 @@ class Replay:
             [pairs[0][which] if pairs else torch.zeros_like(like) for pairs in columns]
         )
 
+    def drawn(self, entries: Sequence[Sequence[TokenLogprob]]) -> dict[str, Tensor]:
+        """Return the fields of `DrawnOutput`, from the entries of every row's tokens."""
+        nothing, numbers = (0.0, 0.0, 1.0), list[list[tuple[float, float, float]]]()
+        for length, of_row in zip(self._lengths, entries, strict=True):
+            drawn = [entry.drawn for entry in of_row[:length] if entry.drawn is not None]
+            row = [(token.processed, token.raw, token.kept_mass) for token in drawn]
+            numbers.append(row + [nothing] * (self.num_settled - len(row)))
+        every = torch.tensor(numbers, device=self.text.device)  # [batch, new, 3]
+        names = "processed_logprobs", "raw_logprobs", "kept_mass"
+        return dict(zip(names, every.unbind(-1), strict=True))
+
     def _settle(self) -> None:
         index = self.num_settled
+        for row in range(len(self._rows)):
+            self._lengths[row] += self.needs(row)
         column = [
             tokens[index] if self.needs(row) else self._pad for row, tokens in enumerate(self._rows)
         ]

@@ -51,6 +51,16 @@ _FUNCTIONS: Final = frozenset(
     }
 )
 """Processors of the host that are functions of the text and the scores, row by row."""
+_TRUNCATING: Final = (
+    known.EpsilonLogitsWarper,
+    known.EtaLogitsWarper,
+    known.MinPLogitsWarper,
+    known.TopHLogitsWarper,
+    known.TopKLogitsWarper,
+    known.TopPLogitsWarper,
+    known.TypicalLogitsWarper,
+)
+"""Processors of the host that take improbable tokens out, behind all others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +128,14 @@ def row_processors(
     if batch_size > 1:
         check_shared(wrapped)
     return tuple(wrapped)
+
+
+def num_truncating(processors: Sequence[Any]) -> int:
+    """Return the number of processors from the first on that takes improbable tokens out."""
+    places = (
+        place for place, processor in enumerate(processors) if isinstance(processor, _TRUNCATING)
+    )
+    return len(processors) - next(places, len(processors))
 
 
 def draft_rules(processors: Sequence[Any]) -> SamplingRules:

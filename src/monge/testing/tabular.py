@@ -122,6 +122,10 @@ class TabularModel:
     def bytes_per_token(self) -> int:
         return 8 * (1 + self.hidden_size * len(self._states.layers))
 
+    @property
+    def weights_version(self) -> int:
+        return id(self.table)
+
     def is_complete(self, sequence: int) -> bool:
         if sequence not in self._committed:
             return False

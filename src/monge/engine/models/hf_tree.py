@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -170,6 +171,15 @@ class HfTreeModel(HfModel):
     def bytes_per_token(self) -> int:
         num_states = len(self._states.layers) * self.hidden_size
         return self._cache.bytes_per_token + num_states * self.dtype.itemsize
+
+    @property
+    def weights_version(self) -> int:
+        return hash(tuple(weight._version for weight in self._weights))
+
+    @cached_property
+    def _weights(self) -> list[Tensor]:
+        """The weights whose changes torch counts; walking the modules takes half a millisecond."""
+        return [weight for weight in self.network.parameters() if not weight.is_inference()]
 
     def is_complete(self, sequence: int) -> bool:
         if sequence in self._long or not self._cache.holds(sequence):

@@ -7,12 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as fields_of
 from functools import cache
 from typing import Any, Final
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from monge.engine.logprobs import TokenLogprob
+from monge.engine.logprobs import Drawn, TokenLogprob
 from monge.page.trace import Origins, RunTrace
 from monge.serve.api.call_reader import CallReader
 from monge.serve.api.errors import ApiError, failure
@@ -29,6 +30,7 @@ _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LINE_ENDS: Final = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 """Letters at which many clients cut the lines of a stream, escaped; JSON escapes the others itself."""
 _OTHER_TOKENS: Final = ("reasoning", "audio", "accepted_prediction", "rejected_prediction")
+_DRAWN: Final = tuple(part.name for part in fields_of(Drawn))
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -295,7 +297,19 @@ class Answers:
             "token_logprobs": logprobs,
             "top_logprobs": Json(f"[{','.join(top)}]"),
             "text_offset": offsets,
+            **self._drawn(index, entries, len(tokens) - len(entries)),
         }
+
+    def _drawn(
+        self, index: int, entries: Sequence[TokenLogprob], num_before: int
+    ) -> dict[str, dict[str, list[float | None]]]:
+        """Return the lists of `drawn`, without numbers for tokens of a prompt."""
+        wanted, before = self.request.choices[index].logprobs, [None] * num_before
+        if wanted is None or not wanted.drawn:
+            return {}
+        numbers = [_drawn_numbers(entry) for entry in entries]
+        lists = {name: before + [number[name] for number in numbers] for name in _DRAWN}
+        return {"drawn": lists}
 
     def _chat_logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         """Return the list of `/v1/chat/completions`."""
@@ -303,6 +317,8 @@ class Answers:
         for entry in entries:
             top = ",".join("{" + self._described(*pair) + "}" for pair in entry.top)
             token = self._described(entry.token_id, entry.logprob)
+            if entry.drawn is not None:
+                token += f',"drawn":{json.dumps(_drawn_numbers(entry))}'
             content.append(f'{{{token},"top_logprobs":[{top}]}}')
         return {"content": Json(f"[{','.join(content)}]"), "refusal": None}
 
@@ -333,6 +349,10 @@ class Answers:
 
 def _number(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else _LOWEST
+
+
+def _drawn_numbers(entry: TokenLogprob) -> dict[str, float | None]:
+    return {name: entry.drawn and _number(getattr(entry.drawn, name)) for name in _DRAWN}
 
 
 def metrics_of(summary: Summary) -> dict[str, Any]:

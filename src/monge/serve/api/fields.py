@@ -265,6 +265,12 @@ _CONFLICTS: Final[dict[str, Callable[[Any, dict[str, Any]], Any]]] = {
     "top_logprobs": lambda _, others: (
         not others.get("logprobs", True) and "only with logprobs=true"
     ),
+    "drawn_logprobs": lambda is_on, others: (
+        # 0 of `/v1/completions` asks for scores.
+        is_on
+        and any(others.get("logprobs", True) is value for value in (None, False))
+        and "only with logprobs"
+    ),
     "certificate": lambda is_on, others: (
         is_on and others.get("stream") and "a stream carries none; leave stream out"
     ),

@@ -383,7 +383,7 @@ class RequestParser:
 
     def _requests(
         self,
-        body: SamplingRequest,
+        body: CompletionRequest | ChatRequest,
         prompts: Sequence[Prompt],
         limit: int,
         *,
@@ -416,11 +416,14 @@ class RequestParser:
             "keeps_trees": bool(body.trace),
             "cache_salt": body.salt,
         }
-        if not (speculative and changes["adaptive"]):
-            changes["is_repeatable"] = self._decoder.components.coarse_dtype is None
+        components, rules = self._decoder.components, requests[0].rules
+        if not speculative:
+            changes["is_repeatable"] = components.coarse_dtype is None
+        elif not changes["adaptive"]:
+            changes["is_repeatable"] = components.repeats(name, rules, is_planned=False)
         if logprobs is not None:
-            source = self._options.logprobs_of
-            changes["logprobs"] = LogprobOptions(num_top=logprobs, source=source)
+            source, drawn = self._options.logprobs_of, bool(body.drawn_logprobs)
+            changes["logprobs"] = LogprobOptions(num_top=logprobs, source=source, drawn=drawn)
         of_prompt = [body.prompt_logprobs, logprobs if is_echoed else None]
         if numbers := [number for number in of_prompt if number is not None]:
             changes["prompt_logprobs"] = LogprobOptions(num_top=max(numbers), source="raw")
@@ -450,7 +453,7 @@ class RequestParser:
         """Refuse a request whose answer has too many log-probabilities, or too many nodes of trees."""
         scored = [(request.logprobs, request.max_new_tokens) for request in requests]
         scored += [(request.prompt_logprobs, len(request.prompt_ids)) for request in requests]
-        num_scores = sum(size * (1 + scores.num_top) for scores, size in scored if scores)
+        num_scores = sum(size * scores.num_scores for scores, size in scored if scores)
         most_nodes = self._decoder.components.drafter.capabilities.max_nodes
         widest = MAX_DRAFT if most_nodes is None else most_nodes
         traced = [request for request in requests if request.keeps_trees]

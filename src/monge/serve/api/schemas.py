@@ -219,6 +219,10 @@ class CompletionRequest(SamplingRequest):
     prompt: Prompts = Field(description="Text or token ids, or a list of either.")
     max_tokens: NumTokens | None = optional("Absent means 16.")
     logprobs: NumTop | None = None
+    drawn_logprobs: bool | None = optional(
+        "With the scores, how each token was drawn: its scores under both laws, and the mass that "
+        "truncation kept."
+    )
     echo: bool | None = optional("Put the prompt before the completion.")
     suffix: Any = neutral("text cannot be written before a given end", "")
     add_special_tokens: Any = neutral("the tokenizer's own rule holds", True)
@@ -242,6 +246,10 @@ class ChatRequest(SamplingRequest, ChatSettings):
     max_tokens: NumNewTokens | None = optional("The older name.")
     logprobs: bool | None = None
     top_logprobs: NumTop | None = None
+    drawn_logprobs: bool | None = optional(
+        "With the scores, how each token was drawn: its scores under both laws, and the mass that "
+        "truncation kept."
+    )
     tools: Tools | None = optional("Functions that may be called.")
     tool_choice: ToolChoice | None = optional("Absent means auto.")
     parallel_tool_calls: bool | None = optional("false allows one call in an answer.")
