@@ -27,6 +27,7 @@ from monge.audit.client import (
 )
 from monge.audit.structured import goes_on, may_end
 from monge.audit.token_law import END, TokenLaw, law_of_logprobs, truncated
+from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.core.text import token_ids_of
@@ -82,7 +83,18 @@ def token_names(completion: Completion, eos_names: frozenset[str]) -> tuple[str,
 
 
 class LocalReference:
-    """Laws from the target's own forward; with `by_id` the audited server names tokens by their ids."""
+    """Laws from the target's own forward.
+
+    Args:
+        model: The target.
+        tokenizer: Its tokenizer.
+        eos_ids: Tokens that end a text.
+        by_id: Whether the audited server names tokens by their ids.
+        draft: The draft model of the audited server, for a bet on rejected drafts.
+
+    Raises:
+        OptionError: If the vocabularies have different sizes.
+    """
 
     def __init__(
         self,
@@ -91,8 +103,15 @@ class LocalReference:
         eos_ids: frozenset[int],
         *,
         by_id: bool = False,
+        draft: SequenceModel | None = None,
     ) -> None:
+        if draft is not None and draft.vocab_size != model.vocab_size:
+            raise OptionError(
+                f"the draft model has {draft.vocab_size} tokens and the target {model.vocab_size}; "
+                "leave --draft out"
+            )
         self._model, self._tokenizer, self._eos_ids = model, tokenizer, eos_ids
+        self._draft = draft
         texts = [tokenizer.decode([i], skip_special_tokens=False) for i in range(model.vocab_size)]
         names = [f"{TOKEN_ID}{i}" for i in range(model.vocab_size)] if by_id else texts
         self.eos_names = frozenset(names[i] for i in eos_ids)
@@ -152,8 +171,11 @@ class LocalReference:
             sizes = list(accumulate((len(self._texts[i]) for i in ids), initial=0))
             admitted = self._admitted[torch.tensor(sizes) % 2]
         with torch.inference_mode():
-            pieces = logits_along(self._model, (*prompt_ids, *ids), len(prompt_ids) - 1)
-            scores = torch.cat([logits.double() for logits in pieces]) / rules.temperature
+            text = (*prompt_ids, *ids)
+            scores = self._scores(self._model, text, len(ids) + 1, rules)
+            drafted = (
+                None if self._draft is None else self._scores(self._draft, text, len(scores), rules)
+            )
             if admitted is not None:
                 scores = scores.masked_fill(~admitted.to(scores.device), -torch.inf)
             if len(self._eos_ids) > 1:  # all ends of text are one token
@@ -174,7 +196,24 @@ class LocalReference:
                 i = min(self._eos_ids) if name == END else self._ids.get(name)
                 if law is not None and i is not None and not admitted[place, i]:
                     laws[place] = law.without(name)
-        return laws
+        if drafted is None:
+            return laws
+        declared = drafted.softmax(-1).cpu().numpy()
+        return [law and self._beside(law, row) for law, row in zip(laws, declared, strict=True)]
+
+    @staticmethod
+    def _scores(
+        model: SequenceModel, text: tuple[int, ...], count: int, rules: SamplingRules
+    ) -> Tensor:
+        """Return the logits after the last tokens of a text, divided by the temperature."""
+        pieces = logits_along(model, text, len(text) - count)
+        return torch.cat([logits.double() for logits in pieces]) / rules.temperature
+
+    def _beside(self, law: TokenLaw, masses: np.ndarray) -> TokenLaw:
+        """Return a law that knows the masses of all tokens under a draft model's law."""
+        ids = [sorted(self._eos_ids) if name == END else self._ids[name] for name in law.names]
+        named = np.array([masses[i].sum() for i in ids])
+        return replace(law, draft=np.append(named, max(0.0, 1.0 - named.sum())))
 
     def _law(
         self, probs: np.ndarray, ids: list[int], rest: float, rules: SamplingRules
