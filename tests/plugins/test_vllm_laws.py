@@ -58,12 +58,15 @@ def drafts(models):
         "num_speculative_tokens": 3,
         "max_model_len": 256,
     }
-    eagle = {"method": "eagle", "model": str(models / "eagle"), "num_speculative_tokens": 3}
     drawn = {"draft_sample_method": "probabilistic"}
+    heads = {
+        name: {"method": name, "model": str(models / name), "num_speculative_tokens": 3, **drawn}
+        for name in ("eagle", "eagle3")
+    }
     return {
         "draft_model": {**draft, **drawn},
         "greedy drafts": draft,
-        "eagle": {**eagle, **drawn},
+        **heads,
         "ngram": {
             "method": "ngram",
             "num_speculative_tokens": 3,
@@ -93,6 +96,7 @@ CASES = {
         (BY_TEMPERATURE, CUT),
     ],
     "eagle": [(VLLM, WARM), (BLOCK, WARM)],
+    "eagle3": [(VLLM, WARM), (BLOCK, WARM)],
     "ngram": [(VLLM, WARM), (BLOCK, WARM)],
     "greedy drafts": [(VLLM, WARM), (BLOCK, WARM)],
 }
