@@ -60,8 +60,8 @@ def assert_lossless(
         server: Address of the audited server, or options of `Client` with their `url`.
         reference: Address of the same model without speculation, or options of `Client` with their
             `url`; or `{"target": "./model"}`, with further options of `monge.load`, to compute the
-            distributions in this process. Its `draft` is the server's draft model, which no server
-            needs to name: a bet on rejected drafts finds faults sooner with it.
+            distributions in this process. Its `draft`, the draft model of the server,
+            adds a bet on rejected drafts, which finds faults sooner.
         budget: Sampled tokens to judge at most; by default 20,000, or 2,000 with `quick`, and no
             limit with `minutes`.
         minutes: Longest time for the sampled texts.

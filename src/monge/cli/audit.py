@@ -52,8 +52,8 @@ def audit(
     ),
     draft: str | None = _audit(
         None,
-        "Draft model of an --engine, or of the server beside --target, which faults show beside "
-        "sooner; `built-in` is known.",
+        "Draft model of an --engine, or of the server beside --target (`built-in` is known): a bet on "
+        "rejected drafts finds faults sooner.",
         "with --engine the built-in draft, or none beside another --target",
     ),
     load: LoadOptions,
@@ -82,7 +82,7 @@ def audit(
         monge audit --url http://localhost:8000/v1 --reference-url http://localhost:8001/v1
         monge audit --url http://localhost:8000/v1 --target ./model --budget 100000 --html audit.html
         monge audit --url http://localhost:8000/v1 --target built-in --quick
-        monge audit --url http://localhost:8000/v1 --target ./model --situation structured
+        monge audit --url http://localhost:8000/v1 --target ./model --draft ./small --situation structured
         monge audit --engine transformers-assisted --target ./model --draft ./small
         monge audit --engine monge --tree "fixed_width((2, 2), 'iid')" --verifier layer
     """
