@@ -83,17 +83,9 @@ def token_names(completion: Completion, eos_names: frozenset[str]) -> tuple[str,
 
 
 class LocalReference:
-    """Laws from the target's own forward.
+    """Laws from the target's own forward, beside those of the server's draft model if that is given.
 
-    Args:
-        model: The target.
-        tokenizer: Its tokenizer.
-        eos_ids: Tokens that end a text.
-        by_id: Whether the audited server names tokens by their ids.
-        draft: The draft model of the audited server, for a bet on rejected drafts.
-
-    Raises:
-        OptionError: If the vocabularies have different sizes.
+    With `by_id` the audited server names tokens by their ids.
     """
 
     def __init__(
@@ -106,12 +98,11 @@ class LocalReference:
         draft: SequenceModel | None = None,
     ) -> None:
         if draft is not None and draft.vocab_size != model.vocab_size:
-            raise OptionError(
-                f"the draft model has {draft.vocab_size} tokens and the target {model.vocab_size}; "
-                "leave --draft out"
+            sizes = (
+                f"the draft model has {draft.vocab_size} tokens and the target {model.vocab_size}"
             )
-        self._model, self._tokenizer, self._eos_ids = model, tokenizer, eos_ids
-        self._draft = draft
+            raise OptionError(f"{sizes}; leave --draft out")
+        self._model, self._draft, self._tokenizer, self._eos_ids = model, draft, tokenizer, eos_ids
         texts = [tokenizer.decode([i], skip_special_tokens=False) for i in range(model.vocab_size)]
         names = [f"{TOKEN_ID}{i}" for i in range(model.vocab_size)] if by_id else texts
         self.eos_names = frozenset(names[i] for i in eos_ids)
@@ -172,9 +163,11 @@ class LocalReference:
             admitted = self._admitted[torch.tensor(sizes) % 2]
         with torch.inference_mode():
             text = (*prompt_ids, *ids)
-            scores = self._scores(self._model, text, len(ids) + 1, rules)
-            drafted = (
-                None if self._draft is None else self._scores(self._draft, text, len(scores), rules)
+            scores, *drafted = (
+                torch.cat([*logits_along(network, text, len(prompt_ids) - 1)]).double()
+                / rules.temperature
+                for network in (self._model, self._draft)
+                if network is not None
             )
             if admitted is not None:
                 scores = scores.masked_fill(~admitted.to(scores.device), -torch.inf)
@@ -196,18 +189,10 @@ class LocalReference:
                 i = min(self._eos_ids) if name == END else self._ids.get(name)
                 if law is not None and i is not None and not admitted[place, i]:
                     laws[place] = law.without(name)
-        if drafted is None:
-            return laws
-        declared = drafted.softmax(-1).cpu().numpy()
-        return [law and self._beside(law, row) for law, row in zip(laws, declared, strict=True)]
-
-    @staticmethod
-    def _scores(
-        model: SequenceModel, text: tuple[int, ...], count: int, rules: SamplingRules
-    ) -> Tensor:
-        """Return the logits after the last tokens of a text, divided by the temperature."""
-        pieces = logits_along(model, text, len(text) - count)
-        return torch.cat([logits.double() for logits in pieces]) / rules.temperature
+        for logits in drafted:
+            declared = logits.softmax(-1).cpu().numpy()
+            laws = [law and self._beside(law, row) for law, row in zip(laws, declared, strict=True)]
+        return laws
 
     def _beside(self, law: TokenLaw, masses: np.ndarray) -> TokenLaw:
         """Return a law that knows the masses of all tokens under a draft model's law."""

@@ -147,21 +147,17 @@ def use_v2(states: Any) -> None:
     """
     # A captured graph of the draft model reads the same memory in every step.
     held = {name: getattr(states, name).gpu.clone() for name in ("top_k", "top_p")}
-
-    def hold(speculator: Any, _: None) -> None:
-        del speculator
-        for name, values in held.items():
-            values.copy_(getattr(states, name).gpu)
+    _after(
+        f"{_SPECULATOR}._copy_request_inputs",
+        lambda *_: [held[name].copy_(getattr(states, name).gpu) for name in held],
+    )
 
     def draft_logits(theirs: Any, speculator: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         logits = theirs(speculator, *args, **kwargs)
-        rules = {"temperature": speculator.temperature, **held}
         slots = speculator.idx_mapping[: len(logits)]
-        return request_logits(
-            logits, SimpleNamespace(**{name: values[slots] for name, values in rules.items()})
-        )
+        rules = {"temperature": speculator.temperature, **held}
+        return request_logits(logits, SimpleNamespace(**{k: v[slots] for k, v in rules.items()}))
 
-    _after(f"{_SPECULATOR}._copy_request_inputs", hold)
     _replace(f"{_SPECULATOR}.compute_draft_logits", draft_logits)
 
 
