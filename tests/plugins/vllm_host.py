@@ -81,7 +81,7 @@ def schedule_asynchronously():
         usual(vllm_config)
         vllm_config.scheduler_config.async_scheduling = True
 
-    CpuPlatform.check_and_update_config = check
+    CpuPlatform.check_and_update_config = staticmethod(check)
 
 
 def main(asked):
