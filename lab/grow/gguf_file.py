@@ -17,7 +17,7 @@ from monge.core.errors import OptionError, UnsupportedModelError, unknown_name
 from monge.core.extras import require
 
 _NUMBERS: Final = {
-    "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "IQ4_NL": 25,
+    "F32": 0, "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "IQ4_NL": 25,
     "IQ4_XS": 30, "Q2_K": 10, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18,
 }  # fmt: skip
 MIXES: Final = {

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -97,6 +98,17 @@ def test_a_bet_gains_nothing_on_average(values):
         positive = law.masses > 0.0
         expected = law.masses[positive] @ np.exp(gains[positive])
         np.testing.assert_allclose(expected, 1.0, atol=1e-9, err_msg=name)
+
+
+@given(weights, weights)
+def test_a_bet_on_drafts_gains_nothing_on_average_whatever_the_draft_law(values, others):
+    law = law_of(values)
+    draft = np.resize(np.array(others) + 1e-3, law.masses.shape)
+    law = replace(law, draft=draft / draft.sum())
+    every = [*law.names, "unnamed"]
+    scores = judged([law] * len(every), every, [0.5] * len(every)).scores
+    assert np.abs(scores).max() <= 1.0
+    assert law.masses @ scores == pytest.approx(0.0, abs=1e-12)
 
 
 def test_learned_bets_gain_nothing_on_average():

@@ -183,7 +183,11 @@ def test_an_engine_gives_a_seeded_text_again_and_leaves_the_global_generator_alo
         (["--engine", LOOKUP, "--tree", "chain"], "options of --engine monge"),
         (["--engine", LOOKUP, "--draft", "built-in"], "takes no draft model"),
         (["--engine", ASSISTED, "--target", "."], "needs a draft model"),
-        (["--url", "http://a", "--target", "built-in", "--draft", "built-in"], "need --engine"),
+        (["--url", "http://a", "--target", "built-in", "--tree", "chain"], "need --engine"),
+        (
+            ["--url", "http://a", "--reference-url", "http://b", "--draft", "."],
+            "--draft needs --engine or --target",
+        ),
         (["--url", "http://a"], "either --reference-url or --target"),
         (
             ["--url", "http://a", "--target", "built-in", "--reference-url", "http://b"],

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -135,5 +136,6 @@ SLOW = (pytest.mark.slow, pytest.mark.timeout(600))
 )
 def test_our_server_is_lossless(verifier, drafts):
     report, accepted = judged(components(verifier, **DRAFTS[drafts]), budget=600)
+    sys.stdout.write(f"{verifier}, {drafts}: log e-value {report.log_e:.1f}\n")
     assert report.verdict == "lossless", report.reason
     assert (verifier, drafts) not in FEW or accepted > 0.02

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 from monge.audit.references import LocalReference
 from monge.audit.token_law import END as END_NAME
 from monge.audit.token_law import SMALLEST_REST
+from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.testing.tabular import TabularModel
 from tests.audit.toy import KNOWN_BAD, LOOP_ENGINES, judge, local_reference
 from tests.kit.wrong_engines import (
+    DRAFT,
     END,
     EXACT_ENGINES,
     TARGET,
@@ -21,6 +24,7 @@ from tests.kit.wrong_engines import (
     WRONG_ENGINES,
     Engine,
     StructuredTable,
+    UnigramTable,
 )
 from tests.kit.wrong_servers import LETTERS, Letters, ToyServer
 
@@ -98,15 +102,51 @@ def test_rules_taken_from_another_request_are_found_in_a_mixed_batch_only(name):
     assert exact.verdict == "lossless", exact.reason
 
 
-def test_dropped_drafts_are_found_in_structured_requests_only():
-    def wrong() -> ToyServer:
-        return ToyServer(WRONG_ENGINES["forbidden drafts dropped"], seed=1)
+def dropping(seed: int) -> ToyServer:
+    return ToyServer(WRONG_ENGINES["forbidden drafts dropped"], seed=seed)
 
-    report = judge(wrong(), only=("structured",), budget=BUDGET)  # found after 3,102 tokens
+
+@pytest.mark.parametrize("draft", [None, UnigramTable(1)], ids=["alone", "with the draft model"])
+@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.slow
+def test_dropped_drafts_are_found_in_half_of_a_usual_audit(seed, draft):
+    report = judge(dropping(seed), budget=BUDGET, draft=draft)
+    sys.stdout.write(f"found after {report.num_tokens} of {BUDGET} tokens\n")
     assert report.verdict == "not lossless", report.reason
-    assert report.num_tokens <= 4000
-    free = judge(wrong(), only=("16 at once",), budget=400)
+    assert "(in situation 'structured')" in report.reason
+    assert report.num_tokens <= BUDGET // 2
+
+
+def test_dropped_drafts_are_found_in_structured_requests_only():
+    report = judge(dropping(2), only=("structured",), budget=4000, draft=UnigramTable(1))
+    assert report.verdict == "not lossless"
+    assert report.reason.startswith("too few tokens that the draft model underrates")
+    free = judge(dropping(2), only=("16 at once",), budget=400, draft=UnigramTable(1))
     assert free.verdict == "lossless", free.reason
+
+
+@pytest.mark.parametrize("draft", [DRAFT, UnigramTable(1)], ids=["its own", "another"])
+def test_exact_servers_are_accepted_beside_any_draft_model(draft):
+    report = judge(ToyServer(EXACT["single draft"], seed=3), budget=2000, draft=draft)
+    assert report.verdict == "lossless", report.reason
+
+
+def test_a_draft_law_counts_all_ends_and_unnamed_tokens():
+    laws = asyncio.run(local_reference(draft=DRAFT).laws("abc", ["a", "e"], SamplingRules()))
+    for place, law in enumerate(laws):
+        assert law is not None
+        assert law.draft is not None
+        expected = np.array(DRAFT((1, 2, 3, 1)[: 3 + place]))
+        shown = [law.draft[law.place(END_NAME if i == END else LETTERS[i])] for i in range(VOCAB)]
+        np.testing.assert_allclose(shown, expected, atol=1e-12)
+        assert law.draft.sum() == pytest.approx(1.0)
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused():
+    with pytest.raises(OptionError, match="the draft model has 12 tokens and the target 13"):
+        LocalReference(
+            TabularModel(TARGET, VOCAB), Letters(), frozenset({END}), draft=TabularModel(DRAFT, 12)
+        )
 
 
 @pytest.mark.parametrize("field", ["structured_outputs", "guided_regex", "regex", "grammar"])

@@ -20,7 +20,7 @@ from monge.engine.components import Components
 from monge.engine.loop import close_session, run_round
 from monge.engine.opening import open_sessions
 from monge.engine.session import Request, Session
-from monge.testing.tabular import TabularModel
+from monge.testing.tabular import LawTable, TabularModel
 from monge.verify.base import Verifier
 from tests.kit.known_bad import KNOWN_BAD_RULES
 from tests.kit.wrong_engines import DRAFT, END, EXACT_ENGINES, TARGET, VOCAB, Engine
@@ -97,8 +97,14 @@ def client_of(server: ToyServer, **options: Any) -> Client:
     return Client("http://toy", transport=httpx.ASGITransport(app=server), **options)
 
 
-def local_reference(*, by_id: bool = False) -> LocalReference:
-    return LocalReference(TabularModel(TARGET, VOCAB), Letters(), frozenset({END}), by_id=by_id)
+def local_reference(*, by_id: bool = False, draft: LawTable | None = None) -> LocalReference:
+    return LocalReference(
+        TabularModel(TARGET, VOCAB),
+        Letters(),
+        frozenset({END}),
+        by_id=by_id,
+        draft=draft and TabularModel(draft, VOCAB),
+    )
 
 
 def judge(
@@ -109,9 +115,10 @@ def judge(
     knows_end: bool = True,
     is_quick: bool = False,
     only: tuple[str, ...] | None = None,
+    draft: LawTable | None = None,
     **options: Any,
 ) -> Report:
-    """Audit a toy server, in the situations of these names only."""
+    """Audit a toy server, in the situations of these names only, with or without its draft model."""
 
     async def run() -> Report:
         twin = ToyServer(EXACT_ENGINES["plain"], seed=99, by_id=True)
@@ -120,7 +127,7 @@ def judge(
             by_id, names = naming == "ids", EOS_NAMES if knows_end else frozenset[str]()
             reference: Reference = ServerReference(other, eos_names=names, by_id=by_id, num_top=12)
             if is_local:
-                reference = local_reference(by_id=by_id)
+                reference = local_reference(by_id=by_id, draft=draft)
             played = shortened(usual_situations(PROMPTS, is_quick=is_quick))
             played = tuple(one for one in played if only is None or one.name in only)
             structured = dict[str, Any]()

@@ -6,6 +6,7 @@ one is below `LEVEL`.
 
 import importlib.util
 import sys
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -58,12 +59,15 @@ def drafts(models):
         "num_speculative_tokens": 3,
         "max_model_len": 256,
     }
-    eagle = {"method": "eagle", "model": str(models / "eagle"), "num_speculative_tokens": 3}
     drawn = {"draft_sample_method": "probabilistic"}
+    heads = {
+        name: {"method": name, "model": str(models / name), "num_speculative_tokens": 3, **drawn}
+        for name in ("eagle", "eagle3")
+    }
     return {
         "draft_model": {**draft, **drawn},
         "greedy drafts": draft,
-        "eagle": {**eagle, **drawn},
+        **heads,
         "ngram": {
             "method": "ngram",
             "num_speculative_tokens": 3,
@@ -93,6 +97,7 @@ CASES = {
         (BY_TEMPERATURE, CUT),
     ],
     "eagle": [(VLLM, WARM), (BLOCK, WARM)],
+    "eagle3": [(VLLM, WARM), (BLOCK, WARM)],
     "ngram": [(VLLM, WARM), (BLOCK, WARM)],
     "greedy drafts": [(VLLM, WARM), (BLOCK, WARM)],
 }
@@ -112,19 +117,25 @@ def test_texts_have_the_targets_law(method, models, network, drafts, tmp_path):
             assert min(fit.p_value for fit in pair) > LEVEL
 
 
-def test_a_grammar_does_not_bias(models, network, drafts, tmp_path):
+@pytest.mark.parametrize(
+    ("all_settings", "is_async"),
+    [([VLLM, "mend", BLOCK, SINGLE], False), ([BLOCK], True)],
+    ids=["", "asynchronous"],
+)
+def test_a_grammar_does_not_bias(all_settings, is_async, models, network, drafts, tmp_path):
     """vLLM drops drafts that the grammar forbids; its rule with right temperatures is biased too."""
     rules = {"temperature": 1.0, "max_tokens": 5, "regex": "([a-h][e-o]){10}"}
-    all_settings = [VLLM, "mend", BLOCK, SINGLE]
     answers = ask(
         tmp_path,
         [sampled(settings, rules) for settings in all_settings],
         model=str(models / "target"),
         speculative_config=drafts["draft_model"],
+        is_async=is_async,
     )
     law = joint_law(network, 4, allowed=lambda place: range(4, 15) if place % 2 else range(8))
     for settings, answer in zip(all_settings, answers, strict=True):
-        pair = fits(f"grammar {settings or 'vLLM'}", answer, law)
+        name = f"grammar {settings or 'vLLM'}{' asynchronous' * is_async}"
+        pair = fits(name, answer, law)
         worst = min(fit.p_value for fit in pair)
         is_ours = settings in (BLOCK, SINGLE)
         assert worst > LEVEL if is_ours else worst < 1e-12
@@ -246,6 +257,14 @@ def test_more_drafts_are_accepted(pair, tmp_path):
         report(f"built-in pair, {rules}, {settings}: {rates[-1]:.3f} accepted a round")
     assert rates[1] > 0.95 * rates[0]
     assert rates[4] > 1.3 * max(rates[2:4])
+
+
+def test_the_places_of_model_runner_v2_have_the_arguments_that_are_expected():
+    from monge.plugins.vllm import hooks
+
+    for path, expected in hooks.V2_SEAMS.items():
+        function = getattr(*hooks._place(path))
+        assert tuple(signature(function).parameters) == tuple(expected), path
 
 
 def test_an_engine_that_cannot_be_ends_with_one_error(models, drafts, tmp_path):

@@ -17,11 +17,12 @@ TEXTS = [
 GREEDY = {"prompts": TEXTS, "rules": [{"temperature": 0.0, "max_tokens": 48}] * len(TEXTS)}
 
 
-def run(folder, jobs, *, multiprocessing=False, **engine):
+def run(folder, jobs, *, multiprocessing=False, is_async=False, **engine):
     """Run jobs, see `vllm_host`; return the process that has ended, and the file of its answers."""
     request, answer = folder / "request.json", folder / "answer.json"
     answer.unlink(missing_ok=True)
-    request.write_text(json.dumps({"engine": {"max_num_seqs": 64, **engine}, "jobs": jobs}))
+    engine = {"max_num_seqs": 64, **engine}
+    request.write_text(json.dumps({"engine": engine, "jobs": jobs, "is_async": is_async}))
     command = [sys.executable, str(Path(__file__).with_name("vllm_host.py")), request, answer]
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",

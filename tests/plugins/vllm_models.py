@@ -46,7 +46,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def write_models(root: Path) -> None:
-    """Write a target, a draft with noise on the target's weights, and a random EAGLE head."""
+    """Write a target, a draft with noise on the target's weights, and random heads of EAGLE and EAGLE-3."""
     torch.manual_seed(5)
     target = LlamaForCausalLM(_config(2)).float()
     with torch.no_grad():
@@ -68,10 +68,24 @@ def write_models(root: Path) -> None:
     for name, weight in layer.state_dict().items():
         if name.startswith("model.layers") and "input_layernorm" not in name:
             state[name.removeprefix("model.")] = weight.clone()
+    _write_head(root / "eagle", state)
+    third = {"fc.weight": state["fc.weight"], "norm.weight": torch.ones(64)}
+    third["lm_head.weight"] = target.lm_head.weight.detach().clone()
+    for name, weight in layer.state_dict().items():
+        if name.startswith("model.layers.0."):
+            third[name.replace("model.layers.0", "midlayer")] = weight.clone()
+    third["midlayer.hidden_norm.weight"] = torch.ones(64)
+    for name in "qkv":  # beside the hidden state, the layer reads the embedding
+        third[f"midlayer.self_attn.{name}_proj.weight"] = 0.25 * torch.randn(64, 128)
+    _write_head(root / "eagle3", third, eagle_aux_hidden_state_layer_ids=[1, 2])
+
+
+def _write_head(folder: Path, state: dict[str, torch.Tensor], **settings) -> None:
     config = _config(1)
     config.architectures = ["LlamaForCausalLM"]
-    config.save_pretrained(root / "eagle")
-    save_file(state, root / "eagle" / "model.safetensors", metadata={"format": "pt"})
+    config.update({**settings, "eagle_config": settings})
+    config.save_pretrained(folder)
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def joint_law(network: LlamaForCausalLM, length: int, allowed=None, **rules) -> np.ndarray:

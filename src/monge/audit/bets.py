@@ -16,6 +16,9 @@ Each bet multiplies its wealth by the ratio r(x) / p(x), where the law r is chos
   tokens of ranks 2 to 4 or to the tail, texts that end too early or too late. The tilt of the most
   probable token is also played apart in three contexts: first tokens, and tokens after a likely or
   an unlikely token.
+* *Drafts*: 1 + s g, where g is the score of `TokenLaw`: mass moved from tokens that a draft model
+  underrates to p itself, as where a draft is rejected or dropped and its place drawn from p. It
+  needs the draft model's law, and plays nothing without it.
 * *Neighbours*: a density 1 + s (2U' - 1)(2U - 1) of U given the previous token's U'.
 * *Histogram*: the density of U, estimated from all earlier tokens.
 * *Tokens*: r(x) is proportional to p(x) times the ratio of the observed to the expected count of x
@@ -43,7 +46,7 @@ from monge.core.words import counted
 
 _GRID: Final = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)
 STRENGTHS: Final = np.array([*(-s for s in reversed(_GRID)), *_GRID])
-_COUPLINGS: Final = np.array([-0.9, -0.5, -0.2, 0.2, 0.5, 0.9])
+_COUPLINGS: Final = np.array([-0.9, -0.5, -0.2, 0.2, 0.5, 0.9])  # with numbers from -1 to 1
 _FLATTEST: Final = 0.5  # a stronger negative power of a tiny mass would amplify its rounding
 _NUM_BINS: Final = 16
 _BIN_COUNTS: Final = np.array([64.0, 1024.0])  # prior counts of the histogram
@@ -71,8 +74,8 @@ BETS: Final[Mapping[str, tuple[float, str, str, str]]] = MappingProxyType(
         ),
         "most probable": (0.14, "too {} most probable tokens", "few", "many"),
         "ranks 2 to 4": (0.12, "too {} tokens of ranks 2 to 4", "few", "many"),
-        "tail": (0.08, "too {} improbable tokens", "few", "many"),
-        "first": (0.06, "first tokens: too {} most probable ones", "few", "many"),
+        "tail": (0.06, "too {} improbable tokens", "few", "many"),
+        "first": (0.05, "first tokens: too {} most probable ones", "few", "many"),
         "after likely": (0.06, "after a likely token: too {} most probable ones", "few", "many"),
         "after unlikely": (
             0.06,
@@ -80,11 +83,12 @@ BETS: Final[Mapping[str, tuple[float, str, str, str]]] = MappingProxyType(
             "few",
             "many",
         ),
-        "end": (0.06, "texts end too {}", "late", "early"),
+        "end": (0.05, "texts end too {}", "late", "early"),
+        "drafts": (0.06, "too {} tokens that the draft model underrates", "many", "few"),
         "neighbours": (0.04, "neighbouring tokens depend on each other", "", ""),
         "histogram": (0.06, "quantiles are not uniform", "", ""),
         "tokens": (0.08, "some tokens are too frequent, others too rare", "", ""),
-        "prefixes": (0.10, "wrong joint distribution of first tokens", "", ""),
+        "prefixes": (0.08, "wrong joint distribution of first tokens", "", ""),
     }
 )
 """Share of the first stake of each bet, and its finding, with a word for negative and for positive strengths.
@@ -103,6 +107,7 @@ class JudgedText:
         places: Their categories.
         masses: The laws' masses, filled up with zeros.
         quantiles: Their U, with ties broken by uniform numbers.
+        scores: Their scores beside a draft model; see `TokenLaw`.
     """
 
     positions: Int64[np.ndarray, " tokens"]
@@ -110,6 +115,7 @@ class JudgedText:
     places: Int64[np.ndarray, " tokens"]
     masses: Float64[np.ndarray, "tokens categories"]
     quantiles: Float64[np.ndarray, " tokens"]
+    scores: Float64[np.ndarray, " tokens"]
 
     @property
     def probs(self) -> Float64[np.ndarray, " tokens"]:
@@ -144,6 +150,7 @@ def judged(
         places=places,
         masses=masses,
         quantiles=np.clip(quantiles, 0.0, math.nextafter(1.0, 0.0)),
+        scores=np.array([law.score(names[position]) for position, law in known]),
     )
 
 
@@ -212,6 +219,7 @@ class Wealth:
         was_likely = np.append(False, text.places[:-1] == 0)
         self._log["after likely"] += factors[follows & was_likely].sum(axis=0)
         self._log["after unlikely"] += factors[follows & ~was_likely].sum(axis=0)
+        self._log["drafts"] += np.log1p(_COUPLINGS * text.scores[:, None]).sum(axis=0)
         centred = 2.0 * text.quantiles - 1.0
         products = (centred[1:] * centred[:-1])[follows[1:]]
         self._log["neighbours"] += np.log1p(_COUPLINGS * products[:, None]).sum(axis=0)
@@ -287,6 +295,7 @@ def log_factors(text: JudgedText) -> dict[str, Float64[np.ndarray, "tokens stren
 
 
 _OPTIONS: Final = {
+    "drafts": _COUPLINGS,
     "neighbours": _COUPLINGS,
     "histogram": _BIN_COUNTS,
     "tokens": _TOKEN_COUNTS,

@@ -27,6 +27,7 @@ from monge.audit.client import (
 )
 from monge.audit.structured import goes_on, may_end
 from monge.audit.token_law import END, TokenLaw, law_of_logprobs, truncated
+from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.core.text import token_ids_of
@@ -82,7 +83,10 @@ def token_names(completion: Completion, eos_names: frozenset[str]) -> tuple[str,
 
 
 class LocalReference:
-    """Laws from the target's own forward; with `by_id` the audited server names tokens by their ids."""
+    """Laws from the target's own forward, beside those of the server's draft model if that is given.
+
+    With `by_id` the audited server names tokens by their ids.
+    """
 
     def __init__(
         self,
@@ -91,8 +95,14 @@ class LocalReference:
         eos_ids: frozenset[int],
         *,
         by_id: bool = False,
+        draft: SequenceModel | None = None,
     ) -> None:
-        self._model, self._tokenizer, self._eos_ids = model, tokenizer, eos_ids
+        if draft is not None and draft.vocab_size != model.vocab_size:
+            sizes = (
+                f"the draft model has {draft.vocab_size} tokens and the target {model.vocab_size}"
+            )
+            raise OptionError(f"{sizes}; leave --draft out")
+        self._model, self._draft, self._tokenizer, self._eos_ids = model, draft, tokenizer, eos_ids
         texts = [tokenizer.decode([i], skip_special_tokens=False) for i in range(model.vocab_size)]
         names = [f"{TOKEN_ID}{i}" for i in range(model.vocab_size)] if by_id else texts
         self.eos_names = frozenset(names[i] for i in eos_ids)
@@ -152,8 +162,13 @@ class LocalReference:
             sizes = list(accumulate((len(self._texts[i]) for i in ids), initial=0))
             admitted = self._admitted[torch.tensor(sizes) % 2]
         with torch.inference_mode():
-            pieces = logits_along(self._model, (*prompt_ids, *ids), len(prompt_ids) - 1)
-            scores = torch.cat([logits.double() for logits in pieces]) / rules.temperature
+            text = (*prompt_ids, *ids)
+            scores, *drafted = (
+                torch.cat([*logits_along(network, text, len(prompt_ids) - 1)]).double()
+                / rules.temperature
+                for network in (self._model, self._draft)
+                if network is not None
+            )
             if admitted is not None:
                 scores = scores.masked_fill(~admitted.to(scores.device), -torch.inf)
             if len(self._eos_ids) > 1:  # all ends of text are one token
@@ -174,7 +189,16 @@ class LocalReference:
                 i = min(self._eos_ids) if name == END else self._ids.get(name)
                 if law is not None and i is not None and not admitted[place, i]:
                     laws[place] = law.without(name)
+        for logits in drafted:
+            declared = logits.softmax(-1).cpu().numpy()
+            laws = [law and self._beside(law, row) for law, row in zip(laws, declared, strict=True)]
         return laws
+
+    def _beside(self, law: TokenLaw, masses: np.ndarray) -> TokenLaw:
+        """Return a law that knows the masses of all tokens under a draft model's law."""
+        ids = [sorted(self._eos_ids) if name == END else self._ids[name] for name in law.names]
+        named = np.array([masses[i].sum() for i in ids])
+        return replace(law, draft=np.append(named, max(0.0, 1.0 - named.sum())))
 
     def _law(
         self, probs: np.ndarray, ids: list[int], rest: float, rules: SamplingRules

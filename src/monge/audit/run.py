@@ -166,6 +166,8 @@ class _SampledTexts:
         self._played = {situation.name: situation for situation in settings.played}
         self._joint, self._tally = Wealth(), Tally()
         self._apart = {name: Wealth() for name in self._played}
+        total = sum(situation.share for situation in self._played.values())
+        self._shares = {name: part.share / total for name, part in self._played.items()}
         self._num_short, self._num_ends, self._names_ends = 0, 0, False
         self._peak, self._bound = 0.0, math.log(1.0 / settings.alpha)
         self._curve = list[tuple[int, float]]()
@@ -177,10 +179,9 @@ class _SampledTexts:
 
     async def judge_all(self) -> None:
         """Judge texts of all situations, or stop at a rejection."""
-        shares = sum(situation.share for situation in self._played.values())
         for number, situation in enumerate(self._played.values()):
             try:
-                await self._judge_situation(number, situation, situation.share / shares)
+                await self._judge_situation(number, situation, self._shares[situation.name])
             except ServerError as error:
                 raise type(error)(
                     f"{error} (in situation {situation.name!r}, after "
@@ -250,10 +251,11 @@ class _SampledTexts:
         return index, names, completion.finish == "length", laws
 
     def _log_e(self) -> float:
-        """Return the joint e-value: half of the stake lies on all texts together, half on each situation."""
-        share = math.log(len(self._apart))
-        total = np.logaddexp.reduce([wealth.log_e - share for wealth in self._apart.values()])
-        return float(np.logaddexp(self._joint.log_e, total)) - math.log(2.0)
+        """Return the joint e-value: half of the stake lies on all texts together, half on the situations by their shares."""
+        apart = [
+            wealth.log_e + math.log(self._shares[name]) for name, wealth in self._apart.items()
+        ]
+        return float(np.logaddexp(self._joint.log_e, np.logaddexp.reduce(apart))) - math.log(2.0)
 
     def report(self, first: FirstStages, notes: Sequence[str]) -> Report:
         """Return the report."""

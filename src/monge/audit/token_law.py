@@ -30,11 +30,13 @@ class TokenLaw:
         names: Token names, most probable first.
         probs: Their masses.
         rest: Mass of all other tokens; 0 only where sampling rules exclude them.
+        draft: Masses of a draft model's law on these categories; `None` if it is unknown.
     """
 
     names: tuple[str, ...]
     probs: Float64[np.ndarray, " support"]
     rest: float
+    draft: Float64[np.ndarray, " categories"] | None = None
     places: Mapping[str, int] = field(init=False, repr=False)
     masses: Float64[np.ndarray, " categories"] = field(init=False, repr=False)
 
@@ -46,6 +48,17 @@ class TokenLaw:
     def place(self, name: str) -> int:
         """Return the index of a token's category in `masses`."""
         return self.places.get(name, len(self.names))
+
+    def score(self, name: str) -> float:
+        """Return how much a token gains if tokens after rejected drafts come from p; its mean is 0.
+
+        p = this law, q = the draft law. The residual draws no token of which q has more than p.
+        """
+        place = self.place(name)
+        if self.draft is None or self.masses[place] == 0.0:
+            return 0.0
+        missing = np.maximum(self.masses - self.draft, 0.0)
+        return float(missing.sum() - missing[place] / self.masses[place])
 
     def without(self, name: str) -> "TokenLaw":
         """Return the same law, which names a token that it excludes: without a name it counts as the rest."""

@@ -51,7 +51,10 @@ def audit(
         "with --engine the built-in target",
     ),
     draft: str | None = _audit(
-        None, "Draft model of an --engine.", "the built-in draft, or none beside another --target"
+        None,
+        "Draft model of an --engine, or of the server beside --target (`built-in` is known): a bet on "
+        "rejected drafts finds faults sooner.",
+        "with --engine the built-in draft, or none beside another --target",
     ),
     load: LoadOptions,
     model: str | None = _audit(None, "Model of the audited server.", "its first"),
@@ -79,18 +82,16 @@ def audit(
         monge audit --url http://localhost:8000/v1 --reference-url http://localhost:8001/v1
         monge audit --url http://localhost:8000/v1 --target ./model --budget 100000 --html audit.html
         monge audit --url http://localhost:8000/v1 --target built-in --quick
-        monge audit --url http://localhost:8000/v1 --target ./model --situation structured
+        monge audit --url http://localhost:8000/v1 --target ./model --draft ./small --situation structured
         monge audit --engine transformers-assisted --target ./model --draft ./small
         monge audit --engine monge --tree "fixed_width((2, 2), 'iid')" --verifier layer
     """
     loading = changed(load)
     parts = {name: loading.pop(name) for name in _PARTS if name in loading}
     if engine is None:
-        _check_urls(url, reference_url, target)
-        if parts or draft is not None:
-            raise OptionError(
-                "--draft, --drafter, --tree, --verifier and --controller need --engine"
-            )
+        _check_urls(url, reference_url, target, draft)
+        if parts:
+            raise OptionError("--drafter, --tree, --verifier and --controller need --engine")
     elif url or reference_url:
         raise OptionError("--engine starts what is audited; leave --url and --reference-url out")
     options.check_out_file(settings.log, "--log")
@@ -104,7 +105,7 @@ def audit(
         check_engine(engine, parts)
     if situation:
         settings = replace(settings, situations=situations_named(situation))
-    reference: dict[str, Any] = {"target": target or "built-in", **loading}
+    reference: dict[str, Any] = {"target": target or "built-in", "draft": draft, **loading}
     if reference_url is not None:
         reference = {"url": reference_url, "model": reference_model, "api_key": api_key}
     if engine is not None and settings.tolerance is None:
@@ -174,7 +175,9 @@ async def _started(
         yield client
 
 
-def _check_urls(url: str | None, reference_url: str | None, target: str | None) -> None:
+def _check_urls(
+    url: str | None, reference_url: str | None, target: str | None, draft: str | None
+) -> None:
     if url is None:
         raise OptionError("name what is audited: --url, or --engine")
     if (reference_url is None) == (target is None):
@@ -182,6 +185,8 @@ def _check_urls(url: str | None, reference_url: str | None, target: str | None) 
             "give either --reference-url or --target: probabilities of the audited server prove "
             "nothing"
         )
+    if draft is not None and target is None:
+        raise OptionError("--draft needs --engine or --target")
     if reference_url is not None and reference_url.rstrip("/") == url.rstrip("/"):
         raise OptionError(
             "--reference-url is the audited server; name a server without speculation"

@@ -169,7 +169,7 @@ def request_logits(
 ) -> Float[Tensor, "batch vocab"]:
     """Return a draft's logits without the tokens that the request's top-k and top-p exclude.
 
-    For vLLM's V2 runner: it draws drafts from the logits that it keeps, and verifies with these.
+    Model Runner V2 draws drafts from the logits that it keeps, and verifies with these.
 
     Args:
         logits: Logits of a draft model, before the temperature.
