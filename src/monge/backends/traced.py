@@ -47,6 +47,11 @@ class TracedForward(torch.nn.Module):
         self._kinds, self._layers = spec.kinds, spec.layers
         self._cache_keyword, self._chooses = cache_keyword(network), chooses_logits(network)
 
+    @property
+    def network(self) -> PreTrainedModel:
+        """The copy."""
+        return self._network
+
     def forward(
         self,
         token_ids: Tensor,

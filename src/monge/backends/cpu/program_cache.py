@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import OptionError
+from monge.engine.models.adapters import plain_state
 from monge.engine.notices import notify, waiting
 
 FOLDER_VARIABLE: Final = "MONGE_CACHE"
@@ -79,7 +80,8 @@ def writable_folder(name: str) -> Path:
 def program_key(module: torch.nn.Module, *facts: object) -> str:
     """Return the name of a program: equal for equal architectures, else different.
 
-    Values of weights do not count, since a program gets them when it is loaded.
+    Values of weights do not count, since a program gets them when it is loaded, nor do adapters, which
+    are merged then.
 
     Args:
         module: The network or small module.
@@ -87,7 +89,7 @@ def program_key(module: torch.nn.Module, *facts: object) -> str:
     """
     weights = [
         (name, str(tensor.dtype), tuple(tensor.shape))
-        for name, tensor in module.state_dict().items()
+        for name, tensor in plain_state(module).items()
     ]
     known = (_FORMAT, torch.__version__, transformers.__version__, machine(), weights, *facts)
     return hashlib.sha256(repr(known).encode()).hexdigest()[:32]
