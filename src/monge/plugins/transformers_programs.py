@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
+from types import MethodType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -32,6 +33,12 @@ _SPEED: Final = 2
 """Speed of compiled forwards over eager ones that is taken for granted: 2.6 measured for SmolLM2-135M on two cores."""
 _OF_TRAINERS: Final = "make_inputs_require_grad"
 """Beginning of the name of a hook that gradient checkpointing adds; it changes no number."""
+
+
+_REPLACED: Final = (
+    "its forward was replaced and gives other numbers, as mixed precision does (bf16=True)"
+)
+_TRIAL: Final = 8  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +132,7 @@ class KeptPrograms:
                 "none; use weights='exact', 'int8' or 'int4', or give the file to monge.load"
             )
         self._lock, self._said = Lock(), set[str]()
+        self._judged: tuple[object, str | None] = None, None
         self._forget()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -145,7 +153,7 @@ class KeptPrograms:
         Raises:
             BackendError: If rounded weights are asked for and cannot be run.
         """
-        reason, is_exact = eager_reason(call.model), self.backend.keeps_numbers
+        reason, is_exact = self._eager_reason(call.model), self.backend.keeps_numbers
         if reason is not None and not is_exact:
             raise BackendError(f"accelerate: rounded weights cannot be run here: {reason}")
         if reason is not None or not self._lock.acquire(blocking=False):
@@ -181,6 +189,13 @@ class KeptPrograms:
                     self._gain.seconds += speed * (now() - start)
         finally:
             self._lock.release()
+
+    def _eager_reason(self, model: Any) -> str | None:
+        forward, (known, reason) = vars(model).get("forward"), self._judged
+        if forward is not known:
+            reason = None if forward is None or gives_usual_numbers(model) else _REPLACED
+            self._judged = forward, reason
+        return reason or eager_reason(model)
 
     def _current(self, call: GenerateCall) -> Components | None:
         """Return kept or new components with the weights of now; `None` where following them would cost too much."""
@@ -260,18 +275,32 @@ class _Gain:
         return self.longest_s * (1 - 1 / _SPEED) >= self.cost_s
 
 
+@torch.inference_mode()
+def gives_usual_numbers(network: Any) -> bool:
+    """Return whether a network whose forward was replaced gives the numbers of its class's, to the last bit.
+
+    Trainers add arguments to it, which change nothing here; mixed precision changes all numbers.
+    """
+    token_ids = torch.arange(_TRIAL, device=network.device).reshape(2, -1)
+    ours, usual = (
+        forward(input_ids=token_ids, use_cache=False).logits
+        for forward in (network, MethodType(type(network).forward, network))
+    )
+    return ours.dtype == usual.dtype and torch.equal(ours, usual)
+
+
 def eager_reason(network: torch.nn.Module) -> str | None:
     """Return why a program would give other numbers than a network, or `None`.
 
-    These are changes from outside that a program does not see: autocast, a replaced forward, as of
-    mixed precision, and hooks.
+    These are changes from outside that a program does not see: autocast, replaced forwards of
+    layers, and hooks. For the forward of the network itself see `gives_usual_numbers`.
     """
     device: Any = getattr(network, "device", None)
     if torch.is_autocast_enabled(device.type):
         return f"autocast is on for {device.type}"
     for name, module in network.named_modules():
-        if "forward" in vars(module):
-            return f"the forward of {name or 'the model'} is replaced, as mixed precision does (bf16=True)"
+        if name and "forward" in vars(module):
+            return f"the forward of {name} is replaced"
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if not all(getattr(hook, "__name__", "").startswith(_OF_TRAINERS) for hook in hooks):
             return f"{name or 'the model'} has hooks"

@@ -25,6 +25,10 @@ FOLDER_VARIABLE: Final = "MONGE_CACHE"
 PROGRAMS, MODELS = "programs", "gguf"
 """Folders in the cache."""
 _NOTES: Final = ".constants"
+_NO_PART: Final = frozenset(
+    {"_name_or_path", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id"}
+)
+"""Settings of a network that change no number; trainers change some of them."""
 _FAULTS: Final = (RuntimeError, OSError, LookupError, TypeError, ValueError, EOFError, PickleError)
 _FORMAT: Final = 10  # raised whenever the traced step, its inputs or the files change
 
@@ -96,9 +100,10 @@ def program_key(module: torch.nn.Module, *facts: object) -> str:
 
 
 def network_facts(network: PreTrainedModel) -> tuple[object, ...]:
-    """Return what a network's program depends on, without the folder that the network was read from."""
-    settings = network.config.to_dict()
-    settings.pop("_name_or_path", None)
+    """Return what a network's program depends on."""
+    settings = {
+        name: value for name, value in network.config.to_dict().items() if name not in _NO_PART
+    }
     attention = str(network.config.get_text_config()._attn_implementation)
     kind = type(network)
     return kind.__module__, kind.__qualname__, json.dumps(settings, default=str), attention

@@ -26,6 +26,8 @@ except BaseException as error:
 """
 _FEW: Final = 4096
 """Numbers of a tensor that is passed on as it is."""
+_REPLACED: Final = ("forward", "_original_forward")
+"""What trainers put into a model."""
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -49,9 +51,11 @@ class BackgroundCompiler:
             self._start(2 * sum(seconds))
         if self._process is None or self._process.poll() is None:
             return self._process is not None
-        if self._process.returncode and (pipe := self._process.stdout) and not pipe.closed:
+        if (pipe := self._process.stdout) and not pipe.closed:
             with pipe:
-                notify(f"compiling beside the answers failed: {pipe.read().strip() or 'it ended'}")
+                reason = pipe.read().strip() or "it ended"
+            if self._process.returncode:
+                notify(f"compiling beside the answers failed: {reason}")
         return False
 
     def _start(self, expected_s: int) -> None:
@@ -80,7 +84,7 @@ class BackgroundCompiler:
 
 
 class _StructurePickler(pickle.Pickler):
-    """Writes large tensors by their shapes, and modules without hooks."""
+    """Writes large tensors by their shapes, and modules without what others put into them."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Tensor) and obj.numel() > _FEW:
@@ -88,7 +92,8 @@ class _StructurePickler(pickle.Pickler):
         if isinstance(obj, torch.nn.Module):
             reduced: Any = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
             make, arguments, state, *rest = reduced
-            return make, arguments, state | {name: {} for name in _HOOKS}, *rest
+            kept = {name: value for name, value in state.items() if name not in _REPLACED}
+            return make, arguments, kept | {name: {} for name in _HOOKS}, *rest
         return NotImplemented
 
 
