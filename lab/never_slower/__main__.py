@@ -79,6 +79,7 @@ def main(
         python -m lab.never_slower --quick
         python -m lab.never_slower --target smollm2 --draft smollm2-head --backend compiled
         python -m lab.never_slower --target smollm2 --draft smollm2-head --temperature 0.7 --top-p 0.9
+        python -m lab.never_slower --target smollm2 --backend compiled --way drop-in --task chat --quick
     """
     quiet_host()
     options.set_threads(threads)

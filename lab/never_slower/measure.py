@@ -4,6 +4,7 @@ A cell is a class of prompts, a way of calling the library, a temperature and a 
 decode each batch one after the other, in rotating order, so a slow minute of the machine slows both.
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,8 +12,6 @@ from itertools import product
 from typing import Any, Final
 
 import numpy as np
-import torch
-from transformers import PreTrainedModel
 
 import monge
 from monge.bench.arms import (
@@ -97,39 +96,23 @@ class TimedArm(Arm):
         return output
 
 
-@dataclass(frozen=True, slots=True)
-class Accelerated:
-    """A network whose `generate` decodes speculatively, while that of the others stays."""
-
-    network: PreTrainedModel
-    draft: Any
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the network."""
-        return self.network.device
-
-    def generate(self, *inputs: Any, **options: Any) -> Any:  # noqa: ANN401 (the host's)
-        """As `monge.generate`."""
-        return monge.generate(self.network, *inputs, draft=self.draft, **options)
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class DropInArm(Arm):
-    """`model.generate` after `monge.accelerate`, with the pair's draft model or head."""
+    """`model.generate` after `monge.accelerate`, with the pair's draft model or head and its backend."""
 
-    draft: Any = field(init=False, default=None)
+    model: Any = field(init=False, default=None)
 
     def prepare(self, pair: Pair) -> None:
-        self.draft = pair.draft
+        draft: Any = pair.draft
         if pair.head is not None:
             from monge.draft.by_name import read_head
 
-            self.draft = read_head(str(pair.names["draft"]), str(pair.names["target"]))
+            draft = read_head(str(pair.names["draft"]), str(pair.names["target"]))
+        # Beside the same network whose `generate` stays; programs were compiled with the pair.
+        self.model = monge.accelerate(copy.copy(pair.target), draft, backend=pair.backend)
 
     def decode(self, pair: Pair, call: Call) -> DecodedCall:
-        target: Any = Accelerated(pair.target, self.draft)
-        return HostArm(name=PLAIN, family="plain").decode(replace(pair, target=target), call)
+        return HostArm(name=PLAIN, family="plain").decode(replace(pair, target=self.model), call)
 
 
 def arms_of(way: str) -> tuple[Arm, Arm]:

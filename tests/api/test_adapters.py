@@ -1,5 +1,7 @@
 """Models in a wrapper of adapters decode with the adapter."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from transformers import AutoModelForCausalLM
 import monge
 from monge.core.errors import BackendError
 from tests.bench.tiny import save_pair
+from tests.engine.compiling import require, shared_programs
 
 PROMPT = "Once upon a time"
 
@@ -127,6 +130,49 @@ def test_peft_itself(base, paths, tokenizer, ids):
     model = peft.get_peft_model(base, config).eval()
     expected = plain(model, ids)
     assert decoded(monge.load(model, paths[1], tokenizer=tokenizer)) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize(
+    "extra", [{}, {"modules_to_save": ["lm_head"]}, {"use_dora": True}], ids=str
+)
+def test_adapters_are_merged_in_programs_and_followed(base, ids, tmp_path_factory, extra):
+    """Trained, switched, scaled, off and merged: each text is that of the model as it is then."""
+    peft = pytest.importorskip("peft")
+    require("compiled")
+    settings = {"init_lora_weights": False, "task_type": "CAUSAL_LM", **extra}
+    config = peft.LoraConfig(r=4, target_modules=["v_proj", "down_proj"], **settings)
+    model, texts = peft.get_peft_model(base, config).eval(), []
+    if "modules_to_save" not in extra:
+        model.add_adapter("other", config)
+    with shared_programs(tmp_path_factory) as make:
+        make(base)
+        monge.accelerate(model, backend="compiled")
+        programs = model.generate.programs
+
+        def check():
+            texts.append(plain(model, ids))
+            assert texts[-1] == plain(monge.restore(copy.deepcopy(model)), ids)
+            assert programs._target.program.name == "compiled"
+
+        check()
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "lora_B" in name or "modules_to_save" in name:
+                    weight.mul_(-2)
+        check()
+        if "modules_to_save" not in extra:
+            model.set_adapter("other")
+            check()
+        with model.disable_adapter():
+            check()
+        base.model.layers[0].self_attn.v_proj.scale_layer(5.0)
+        check()
+        model.merge_adapter()
+        check()
+        with model.disable_adapter():
+            check()
+    assert len(set(map(tuple, texts))) > len(texts) // 2
 
 
 def test_a_decoder_shows_its_parts(paths):

@@ -300,11 +300,18 @@ class TestSeveralMatrices:
         finally:
             torch.set_num_threads(threads)
 
-    @pytest.mark.parametrize("wrong", ["two kinds", "two depths", "too few widths"])
+    def test_may_be_of_two_kinds(self, code, kind):
+        """Training changes single matrices, and with them the kinds that hold them exactly."""
+        given = [PANELS[kind](matrix(40, 96, "float32")), panels_of(matrix(7, 96, "bfloat16"))]
+        for panels, widths in ((given, (40, 7)), (given[::-1], (7, 40))):
+            rows = numbers(3, 96)
+            alone = [multiplied(code, rows, *one) for one in zip(panels, widths, strict=True)]
+            assert torch.equal(multiplied(code, rows, panels, *widths), torch.cat(alone, dim=-1))
+
+    @pytest.mark.parametrize("wrong", ["two depths", "too few widths"])
     def test_what_does_not_fit_together_is_refused(self, code, kind, wrong):
         given = PANELS[kind](matrix(40, 96, "float32"))
         other, widths = {
-            "two kinds": (panels_of(matrix(40, 96, "bfloat16")), [40, 40]),
             "two depths": (PANELS[kind](matrix(40, 192, "float32")), [40, 40]),
             "too few widths": (given, [40]),
         }[wrong]

@@ -1,8 +1,8 @@
 """Programs of networks are compiled together, after one announcement, and only those that are used."""
 
 import io
-import json
 import logging
+import pickle
 import time
 from contextlib import contextmanager
 
@@ -17,7 +17,11 @@ from monge.backends.traced import UncompiledForward
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
 from monge.engine.models import background_compiler
-from monge.engine.models.background_compiler import compiled_meanwhile, is_compiled_elsewhere
+from monge.engine.models.background_compiler import (
+    BackgroundCompiler,
+    compiled_by,
+    is_compiled_elsewhere,
+)
 from monge.engine.models.forward_program import Pending
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.notices import watched_by
@@ -150,8 +154,8 @@ class TestMeanwhile:
         started = []
 
         class Process:
-            def __init__(self, command, **streams):
-                started.append(json.loads(command[-1]))
+            def __init__(self, command, *, stdin, **streams):
+                started.append(pickle.load(stdin))
                 self.returncode, self.stdout = None, io.StringIO(failure)
 
             def poll(self):
@@ -169,7 +173,7 @@ class TestMeanwhile:
         spoilt = lambda states: (2 * states,)  # noqa: E731 (a program of other numbers shows that it runs)
         states = torch.ones(1, model.hidden_size)
         eager = HfTreeModel(target())
-        with compiled_meanwhile(target="folder", tree="chain"):
+        with compiled_by(BackgroundCompiler({"target": "folder", "tree": "chain"})):
             assert torch.equal(read(model), read(eager))
             assert torch.equal(model.unembed(states), eager.unembed(states))
             assert model.program is None
@@ -191,7 +195,7 @@ class TestMeanwhile:
             assert [one[:20] for one in others[1:]] == ["compiling 2 programs"]
 
     def test_the_process_says_why_it_failed(self, said):
-        with compiled_meanwhile(target="no/such/folder"):
+        with compiled_by(BackgroundCompiler({"target": "no/such/folder"})):
             assert is_compiled_elsewhere([5])
             until = time.monotonic() + 120
             while is_compiled_elsewhere([5]) and time.monotonic() < until:
@@ -202,7 +206,7 @@ class TestMeanwhile:
         assert not is_compiled_elsewhere([5])
 
     def test_nothing_starts_where_all_is_stored(self, said):
-        with compiled_meanwhile(target="folder"):
+        with compiled_by(BackgroundCompiler({"target": "folder"})):
             Program.expected_s = 0
             assert read(model_of(target())).shape == (1, 97)
         assert Program.made == ["step"]

@@ -13,10 +13,11 @@ from monge.audit.redraft import Redrafter
 from monge.backends.cpu.packed_linear import PackedLinear
 from monge.backends.cpu.rounded_weights import round_weights
 from monge.backends.registry import BACKENDS, Compiled
-from monge.core.errors import BackendError, OptionError
+from monge.core.errors import BackendError, MongeError, OptionError
 from monge.engine.models.forward_program import SourceWeights, rounded_weights_of
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import num_weights
+from monge.engine.prefix_cache import PrefixCache
 from monge.loading.networks import as_sequence_model
 from tests.audit.certified import written
 from tests.engine.compiling import require, shared_programs
@@ -212,6 +213,9 @@ class TestBadInput:
             linear(torch.ones(2, 200))
 
 
+INT8 = "compiled(weights='int8')"
+
+
 def trained(given):
     with torch.no_grad():
         next(given.parameters()).add_(0.1)
@@ -245,14 +249,39 @@ class TestChangedNetworks:
 
         monkeypatch.setattr(Compiled, "_on_cpu", refused)
         with pytest.warns(UserWarning, match="the network runs eagerly: not here"):
-            return monge.load(given, drafter="ngram", backend="compiled(weights='int8')")
+            return monge.load(given, drafter="ngram", backend=INT8)
 
     @pytest.mark.parametrize("change", [trained, loaded_anew, assigned, given_another_layer])
     def test_they_are_refused(self, change, given, decoder):
         assert decoder.generate([[5, 6, 7]], max_new_tokens=4)[0].token_ids
         change(given)
-        with pytest.raises(BackendError, match="was changed after it was loaded.*load the model"):
+        with pytest.raises(
+            BackendError, match=r"was changed after it was loaded.*update_weights\(\)"
+        ):
             decoder.generate([[5, 6, 7]], max_new_tokens=4)
+
+    @pytest.mark.parametrize("change", [trained, loaded_anew, assigned, given_another_layer])
+    def test_they_are_followed_when_told(self, change, given, decoder):
+        first = decoder.generate([[5, 6, 7]], max_new_tokens=4)[0].token_ids
+        change(given)
+        decoder.update_weights()
+        with pytest.warns(UserWarning, match="runs eagerly: not here"):
+            expected = monge.load(copy.deepcopy(given), drafter="none", backend=INT8)
+        ours = decoder.generate([[5, 6, 7]], max_new_tokens=4)[0].token_ids
+        assert ours == expected.generate([[5, 6, 7]], max_new_tokens=4)[0].token_ids
+        assert ours != first or change is not trained
+
+    def test_texts_that_are_open_or_kept_do_not_meet_other_weights(self, decoder, monkeypatch):
+        target, kept, cleared = decoder.components.target, PrefixCache(), []
+        monkeypatch.setattr(kept, "clear", lambda: cleared.append(True))
+        stream = decoder.stream([5, 6, 7], max_new_tokens=30)
+        next(stream)
+        with pytest.raises(MongeError, match="between texts; open now: 1"):
+            decoder.update_weights()
+        stream.close()
+        target.prefixes = kept
+        decoder.update_weights()
+        assert cleared
 
     def test_reading_and_running_changes_nothing(self, given, decoder):
         given.state_dict()

@@ -1,6 +1,7 @@
 """The cases of `transformers`' own generation tests, through the wrapper, over ten architectures."""
 
 import copy
+from contextlib import suppress
 from functools import cache
 
 import pytest
@@ -15,7 +16,8 @@ from transformers import (
 )
 
 import monge
-from monge.core.errors import OptionError
+from monge.core.errors import BackendError, OptionError
+from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import PAD, VOCAB, network, padded, perturbed, prompts
 
 ARCHITECTURES = (
@@ -81,25 +83,46 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the host's own, about setti
 
 
 @cache
-def pair(family):
+def pair(family, backend=None):
     plain = network(family)
-    return plain, monge.accelerate(copy.deepcopy(plain), perturbed(plain))
+    return plain, monge.accelerate(copy.deepcopy(plain), perturbed(plain), backend=backend)
 
 
-@pytest.mark.parametrize(
-    ("family", "case"),
-    [
-        # Settings are the host's code; a few show that a family's caches do as they say.
-        pytest.param(family, case, marks=[pytest.mark.slow] * (place > 1 and case not in OFTEN))
-        for place, family in enumerate(ARCHITECTURES)
-        for case in CASES
-    ],
-)
+def cases(is_slow):
+    return pytest.mark.parametrize(
+        ("family", "case"),
+        [
+            pytest.param(family, case, marks=[pytest.mark.slow] * is_slow(place, case))
+            for place, family in enumerate(ARCHITECTURES)
+            for case in CASES
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    require("compiled")
+    with shared_programs(tmp_path_factory) as make:
+        yield cache(make)
+
+
+# Settings are the host's code; a few show that a family's caches do as they say.
+@cases(is_slow=lambda place, case: place > 1 and case not in OFTEN)
 def test_the_text_is_that_of_generate(family, case):
+    check(*pair(family), case)
+
+
+@cases(is_slow=lambda place, case: place > 0)
+def test_so_is_the_text_of_compiled_forwards(programs, family, case):
+    with suppress(BackendError):  # positions from the order of tokens
+        programs(network(family))
+    check(*pair(family, "compiled"), case)
+
+
+def check(plain, ours, case):
     settings = SETTINGS | CASES[case]
     inputs = padded(settings.pop("rows", ROWS))
     settings = {name: value for name, value in settings.items() if value is not None}
-    plain, ours = pair(family)
     expected = plain.generate(**inputs, **settings)
     found = ours.generate(**inputs, **settings)
     assert found.tolist() == expected.tolist()

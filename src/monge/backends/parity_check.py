@@ -63,11 +63,19 @@ def program_spec(network: PreTrainedModel, layers: tuple[int, ...] = ()) -> Prog
     return replace(model.program_spec(), layers=layers)
 
 
-def program_obstacle(network: PreTrainedModel, done: str) -> str | None:
-    """Return the reason why a network's forward cannot be replaced, if that is known before trying."""
+def program_obstacle(network: PreTrainedModel, done: str, *, merges: bool = False) -> str | None:
+    """Return the reason why a network's forward cannot be replaced, if that is known before trying.
+
+    Args:
+        network: The network.
+        done: Participle for messages: "compiled".
+        merges: Whether adapters are merged in the copy that is replaced.
+    """
     if (reason := no_tree_reason(network)) is not None:
         return f"{reason}; only networks that read trees are {done}"
-    if (reason := no_copy_reason(network)) is not None:
+    # Merged in half precision, an adapter would be rounded to a part of its own digits.
+    merges = merges and network.dtype in {torch.float32, torch.float64}
+    if (reason := no_copy_reason(network, merges=merges)) is not None:
         return reason
     name = type(network).__name__
     attention = str(network.config.get_text_config()._attn_implementation)

@@ -12,7 +12,7 @@ from monge.core.errors import BackendError
 from monge.core.model import SequenceModel
 from monge.core.parts import PARTS
 from monge.core.registry import Registry
-from monge.engine.models.forward_program import SourceWeights
+from monge.engine.models.forward_program import ForwardProgram, Pending, SourceWeights
 from monge.engine.models.hf_chain import HfChainModel
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import no_tree_reason
@@ -31,6 +31,11 @@ class Backend(ABC):
     def keeps_file_types(self) -> bool:
         """True if it runs networks of GGUF files whose matrices keep the types of the file."""
         return False
+
+    @property
+    def keeps_numbers(self) -> bool:
+        """True if what it runs has the network's weights as they are."""
+        return True
 
     @abstractmethod
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
@@ -76,15 +81,21 @@ class Compiled(Backend):
         """See `Backend`."""
         return self.weights == "file"
 
+    @property
+    def keeps_numbers(self) -> bool:
+        """See `Backend`."""
+        return self.weights in {"exact", "file"}
+
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
         name = "compiled" if self.weights == "exact" else f"compiled(weights={self.weights!r})"
-        is_on_cpu, given = network.device.type == "cpu", network
+        is_on_cpu, given, copy = network.device.type == "cpu", network, None
         # Matrices of files are packed when they are read.
-        if self.weights not in {"exact", "file"}:
+        if not self.keeps_numbers:
             from monge.backends.cpu.rounded_weights import round_weights
 
             # What cannot be rounded is refused: other weights are another distribution.
-            network = round_weights(network, self.weights)
+            copy = partial(round_weights, weights=self.weights)
+            network = copy(network)
         try:
             model = self._on_cpu(network) if is_on_cpu else self._on_gpu(network)
         except BackendError as error:
@@ -95,7 +106,7 @@ class Compiled(Backend):
             if self.weights == "exact":
                 return model
         # After a GPU's program has moved weights beside each other.
-        model.source = SourceWeights(given, name, are_copied=is_on_cpu)
+        model.source = SourceWeights(given, name, are_copied=is_on_cpu, copy=copy)
         return model
 
     def _on_cpu(self, network: PreTrainedModel) -> HfTreeModel:
@@ -103,8 +114,15 @@ class Compiled(Backend):
         from monge.backends.cpu.compiled import pending_forward, pending_module
         from monge.backends.cpu.packed_linear import pack_draft_module
 
-        make_step = partial(pending_forward, network)
-        return HfTreeModel(network, make_step(), make_step, pending_module, pack_draft_module)
+        model: HfTreeModel
+
+        # Of the network that the model has by then: rounded weights are rounded anew.
+        def make_step(layers: tuple[int, ...]) -> Pending[ForwardProgram]:
+            return pending_forward(model.network, layers)
+
+        step = pending_forward(network)
+        model = HfTreeModel(network, step, make_step, pending_module, pack_draft_module)
+        return model
 
     def _on_gpu(self, network: PreTrainedModel) -> HfTreeModel:
         from monge.backends.cuda import GraphCapture, capture_forward

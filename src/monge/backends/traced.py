@@ -43,9 +43,16 @@ class TracedForward(torch.nn.Module):
         super().__init__()
         shared = [*network.parameters(), *network.buffers()]
         self._network = copy.deepcopy(network, {id(tensor): tensor for tensor in shared})
+        # One that was put into the network would run it in place of the copy.
+        vars(self._network).pop("forward", None)
         (group_shared_heads if adapt is None else adapt)(self._network)
         self._kinds, self._layers = spec.kinds, spec.layers
         self._cache_keyword, self._chooses = cache_keyword(network), chooses_logits(network)
+
+    @property
+    def network(self) -> PreTrainedModel:
+        """The copy."""
+        return self._network
 
     def forward(
         self,

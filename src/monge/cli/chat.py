@@ -16,7 +16,7 @@ from monge.core.words import counted
 from monge.engine.chat_format import Message
 from monge.engine.conversation import Conversation
 from monge.engine.decoder import Decoder
-from monge.engine.models.background_compiler import compiled_meanwhile
+from monge.engine.models.background_compiler import BackgroundCompiler, compiled_by
 from monge.engine.result import GenerationStats
 from monge.loading.named_models import obstacle
 from monge.options import LoadOptions, SamplingOptions, changed
@@ -67,7 +67,8 @@ def chat(
     is_plain = load.device in {None, "cpu"} and not load.exact_numerics
     # On a terminal nobody waits for the text that a compiled program writes.
     starts_at_once = is_plain and sys.stdin.isatty()
-    meanwhile = compiled_meanwhile(**changed(load)) if starts_at_once else nullcontext()
+    compiler = BackgroundCompiler(changed(load))
+    meanwhile = compiled_by(compiler) if starts_at_once else nullcontext()
     with meanwhile, loaded(load) as decoder:
         talk = Talk(
             conversation=Conversation(decoder, system=system, **asdict(sampling)),

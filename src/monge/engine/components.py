@@ -23,6 +23,7 @@ from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import Recorder, SamplingRules
 from monge.core.selection import CounterfactualDraft
 from monge.draft.base import AnyDrafter, Capabilities, DrafterPool
+from monge.engine.models.forward_program import CopyingModel
 from monge.verify.base import Rule, Verifier, as_verifier, unsupported_reason
 
 _FLOAT32_BYTES: Final = 4
@@ -230,6 +231,17 @@ class Components:
         if isinstance(self.drafter, DrafterPool) and drafter_state is not None:
             return self.drafter.counterfactuals(drafter_state)
         return ()
+
+    @property
+    def copying_models(self) -> tuple[CopyingModel, ...]:
+        """The networks that may be run with copies of their weights."""
+        inner = (getattr(model, "resized", model) for model in (self.target, *self.draft_models))
+        return tuple(model for model in inner if isinstance(model, CopyingModel))
+
+    def update_weights(self) -> None:
+        """Let all networks follow weights that were changed; see `CopyingModel`."""
+        for model in self.copying_models:
+            model.update_weights()
 
     def runs_network(self, name: str | None) -> bool:
         """Return whether a drafter runs a network, by its name in the pool; without a pool, `True`."""

@@ -112,6 +112,19 @@ class Decoder:
         }
         return "Decoder(\n" + "".join(f"  {name}={part!r},\n" for name, part in shown.items()) + ")"
 
+    def update_weights(self) -> None:
+        """Decode with the weights that the networks have now, after training, `load_state_dict` or another adapter.
+
+        Only the backend `compiled` needs it, which runs copies: it refuses to decode with those of changed
+        weights. All copies are made again, which takes about as long as a few forwards, and texts
+        that were kept for later prompts are dropped.
+
+        Raises:
+            MongeError: If texts are being decoded.
+        """
+        with self.components.lock:
+            self.components.update_weights()
+
     @takes(SamplingOptions)
     def generate(
         self, prompts: Prompt | Sequence[Prompt], **options: Any

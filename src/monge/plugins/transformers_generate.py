@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MethodType
 from typing import Any, Final, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -26,22 +25,24 @@ from transformers.generation.stopping_criteria import (
 )
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerationMixin
 
-from monge.api import drafts_of, make_components
-from monge.control.base import SharedState
+from monge.backends.registry import Backend
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.by_name import AnyHead, read_head
-from monge.draft.text_history import TextHistory
 from monge.engine.batch import decode
-from monge.engine.components import Components
 from monge.engine.logprobs import LogprobOptions, TokenLogprob
 from monge.engine.processors import Processor, Stateless
 from monge.engine.session import Request, Session, check_length
-from monge.loading.networks import as_draft_model, as_sequence_model, load_network
-from monge.loading.sources import ModelSource
+from monge.loading.networks import as_sequence_model, load_network
 from monge.options import PARTS, takes_parts
 from monge.plugins.transformers_outputs import DrawnOutput, Replay, VisitedRows
 from monge.plugins.transformers_processors import draft_rules, num_truncating, row_processors
+from monge.plugins.transformers_programs import (
+    GenerateCall,
+    KeptPrograms,
+    eager_components,
+    forget,
+)
 from monge.plugins.transformers_refusals import (
     TAKEN,
     check_arguments,
@@ -55,11 +56,6 @@ _OPTIONS: Final = frozenset({*PARTS, "seed", "output_logprobs"})
 _HOST: Final = inspect.signature(cast("Any", GenerationMixin).generate)
 """Arguments of the host's `generate`."""
 _A_MODEL: Final = "a model of transformers (for a pipeline: pipe.model)"
-_LEARNED: Final[WeakKeyDictionary[Any, dict[str, tuple[SharedState | None, TextHistory]]]] = (
-    WeakKeyDictionary()
-)
-"""State of controllers and texts for drafts, by model and options, since no decoder outlives a call.
-A call takes it out and puts it back, so that threads share nothing."""
 
 Draft = PreTrainedModel | AnyHead | str | Path | None
 
@@ -76,6 +72,7 @@ def speculate(
     token_streamer: Any = None,
     seed: int | None = None,
     output_logprobs: bool = False,
+    programs: KeptPrograms | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
     """Decode speculatively inside `generate`.
@@ -116,6 +113,7 @@ def speculate(
             for deterministic algorithms, as by `set_seed(0, deterministic=True)`.
         output_logprobs: Whether the output says how each token was drawn, as `DrawnOutput`; only
             with `return_dict_in_generate`.
+        programs: Those of `accelerate`; `None` runs the networks as `transformers` does.
         **model_kwargs: Model inputs from `generate`, and `PARTS` of `monge.options`, as for
             `monge.load`. Models that cannot take tokens back need the drafter `none`. The default
             controller is `goodput`, which follows measured times, and `fixed` for sampled calls
@@ -152,42 +150,37 @@ def speculate(
         visited=[VisitedRows(input_ids.shape[1] - start) for start in starts] if keeps_rows else (),
         shows_scores=bool(keeps_rows and config.output_scores),
     )
-    learned, key = _LEARNED.setdefault(model, {}), _key(model, draft_model, parts)
     drafts_by = draft_rules(logits_processor) if config.do_sample else None
-    shared, history = learned.pop(key, (None, TextHistory()))
-    components = _components(model, draft_model, draft_rules=drafts_by, history=history, **parts)
-    if shared is not None:
-        components = replace(components, shared=shared)
+    call = GenerateCall(model=model, draft=draft_model, options=parts, draft_rules=drafts_by)
     is_seeded = seed is not None or torch.are_deterministic_algorithms_enabled()
     if seed is None:
         # The host's users seed torch's global generator, and expect `generate` to draw from it.
         seed = int(torch.randint(2**63 - 1, (1,))) if config.do_sample else 0  # noqa: TID251
     # The processors hold the temperature already: what is left is the softmax, or the argmax.
     rules = SamplingRules(temperature=1 if config.do_sample else 0)
-    usual = {
-        "rules": rules,
-        "seed": seed,
-        "controller": components.named_for(None, rules, is_seeded=is_seeded),
-        "logprobs": LogprobOptions(num_top=0, drawn=True) if output_logprobs else None,
-        "num_truncating": num_truncating(logits_processor) + bool(replay.visited),
-    }
+    num_rows = len(starts)
     entries: list[list[TokenLogprob]] = [[] for _ in starts]
-    sessions: list[Session] = []
-    for row, start in enumerate(starts):
-        request = _request(row, start, logits_processor, stopping_criteria, replay, **usual)
-        check_length(request, components.target.max_length, "target")
-        sessions.append(Session(request, request_id=row))
-    if token_streamer is not None:
-        token_streamer.put(input_ids.cpu())
-    try:
-        with in_evaluation(model):
-            for session in decode(sessions, components, max_batch_size=len(sessions)):
-                if session.error is not None:
-                    raise session.error
-                replay.grow(session.context.request_id, session.completion_ids)
-                entries[session.context.request_id] += session.logprobs
-    finally:
-        learned[key] = components.shared, history
+    parts_of = eager_components(call) if programs is None else programs.components(call, num_rows)
+    with in_evaluation(model), parts_of as components:
+        usual = {
+            "rules": rules,
+            "seed": seed,
+            "controller": components.named_for(None, rules, is_seeded=is_seeded),
+            "logprobs": LogprobOptions(num_top=0, drawn=True) if output_logprobs else None,
+            "num_truncating": num_truncating(logits_processor) + bool(replay.visited),
+        }
+        sessions: list[Session] = []
+        for row, start in enumerate(starts):
+            request = _request(row, start, logits_processor, stopping_criteria, replay, **usual)
+            check_length(request, components.target.max_length, "target")
+            sessions.append(Session(request, request_id=row))
+        if token_streamer is not None:
+            token_streamer.put(input_ids.cpu())
+        for session in decode(sessions, components, max_batch_size=len(sessions)):
+            if session.error is not None:
+                raise session.error
+            replay.grow(session.context.request_id, session.completion_ids)
+            entries[session.context.request_id] += session.logprobs
     if token_streamer is not None:
         token_streamer.end()
     text: Any = replay.text
@@ -263,22 +256,9 @@ def _request(
     )
 
 
-def _components(model: Any, draft: Draft, *, drafter: Any = None, **parts: Any) -> Components:
-    target = as_sequence_model(model)
-    drafts = drafts_of(draft, ModelSource.of(model))
-    models = [as_draft_model(load_network(source), target) for source in drafts.models]
-    drafter = drafter or drafts.drafter
-    return make_components(target, models, drafter=drafter, head=drafts.head, **parts)
-
-
-def _key(model: Any, draft: Any, parts: dict[str, Any]) -> str:
-    """Return the key of what calls have learned about a model; other embeddings, other token ids."""
-    drafted = draft if isinstance(draft, str | Path | None) else (type(draft), id(draft))
-    size = getattr(model.config.get_text_config(), "vocab_size", None)
-    return repr((drafted, parts, size, model.device, model.dtype, torch.get_num_threads()))
-
-
-def accelerate(model: Any, draft: Draft = None, **options: Any) -> Any:
+def accelerate(
+    model: Any, draft: Draft = None, *, backend: str | Backend | None = None, **options: Any
+) -> Any:
     """Let `model.generate(...)` decode speculatively; also in a `pipeline` that holds the model.
 
     The output is that of plain `generate`, as for `speculate`. Every argument of `generate` is
@@ -292,6 +272,12 @@ def accelerate(model: Any, draft: Draft = None, **options: Any) -> Any:
             mode, as for `speculate`, and its weights may change between calls.
         draft: A draft model with the target's tokenizer, loaded, a folder or a name; or a head for
             the target, loaded or its folder. It is read once, here. Without it, n-grams draft.
+        backend: `compiled` compiles the networks for this machine, or captures CUDA graphs: in
+            another process beside the first calls, and for later processes too. Each call
+            decodes with the weights of that moment, and runs eagerly where a program would give
+            other numbers, with a message. Copies of the weights on a CPU take as much memory as
+            float32 weights do. `compiled(weights='int8')` decodes a faster network with rounded
+            weights. `None` runs the networks as `transformers` does.
         **options: `PARTS` of `monge.options`, `seed` and `output_logprobs`, as for `speculate`, for
             all calls; a call may give its own.
 
@@ -299,7 +285,7 @@ def accelerate(model: Any, draft: Draft = None, **options: Any) -> Any:
         The model.
 
     Raises:
-        OptionError: If an option is unknown, or the model has no `generate`.
+        OptionError: If an option or the backend is unknown, or the model has no `generate`.
         UnsupportedModelError: If it is an encoder-decoder, or another network that cannot be
             decoded here.
         ModelLoadError: If the draft cannot be read.
@@ -312,7 +298,8 @@ def accelerate(model: Any, draft: Draft = None, **options: Any) -> Any:
         )
     if isinstance(draft, str | Path):
         draft = read_head(draft, getattr(model, "name_or_path", "")) or load_network(draft)
-    model.generate = _Generate(model, draft, options)
+    programs = None if backend in {None, "eager"} else KeptPrograms(cast(Any, backend))
+    model.generate = _Generate(model, draft, options, programs)
     return model
 
 
@@ -331,7 +318,7 @@ def restore(model: Any) -> Any:
     for module in _accelerated("restore", model):
         del module.generate
         for inner in module.modules():  # an adapter's calls are those of the model inside
-            _LEARNED.pop(inner, None)
+            forget(inner)
     return model
 
 
@@ -378,6 +365,13 @@ class _Generate:
     model: Any
     draft: Any
     options: dict[str, Any] = field(default_factory=dict)
+    programs: KeptPrograms | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Generate":
+        # Drafts do not change.
+        return replace(
+            self, model=deepcopy(self.model, memo), programs=deepcopy(self.programs, memo)
+        )
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
         try:
@@ -410,6 +404,7 @@ class _Generate:
             custom_generate=speculate,
             draft_model=self.draft if assistant is None else assistant,
             token_streamer=settings.pop("streamer", None),
+            programs=self.programs,
             **options,
             **settings,
         )

@@ -19,7 +19,12 @@ from monge.backends.cpu import grouped_attention, packed_linear
 from monge.backends.cpu.grouped_attention import load_grouped_attention
 from monge.backends.cpu.law_masses import load_law_masses
 from monge.backends.cpu.native_library import compiler_obstacle
-from monge.backends.cpu.packed_linear import load_packed_linear, merge_products, pack_linears
+from monge.backends.cpu.packed_linear import (
+    follow_weights,
+    load_packed_linear,
+    merge_products,
+    pack_linears,
+)
 from monge.backends.cpu.program_cache import (
     PROGRAMS,
     Loaded,
@@ -52,6 +57,7 @@ from monge.backends.traced import (
 )
 from monge.core.errors import BackendError
 from monge.core.model import CachedStep, Forward
+from monge.engine.models.adapters import merge_adapters
 from monge.engine.models.forward_program import (
     ForwardOutput,
     ForwardProgram,
@@ -59,7 +65,7 @@ from monge.engine.models.forward_program import (
     ProgramSpec,
 )
 from monge.engine.models.masks import chain_visibility, in_numbers
-from monge.engine.models.network_facts import chooses_logits
+from monge.engine.models.network_facts import chooses_logits, packed_layers
 from monge.engine.models.tree_cache import TreeCache
 from monge.engine.notices import notify
 from monge.engine.process import run_in_thread
@@ -81,9 +87,6 @@ _OPTIONS: Final = {
         module.OPERATION: [module.DECLARATION] for module in (packed_linear, grouped_attention)
     },
 }
-
-Run = Callable[[list[Tensor]], Sequence[Tensor]]
-"""Runs a program: its inputs, flattened, to its outputs."""
 
 
 class CompiledForward(ForwardProgram):
@@ -109,6 +112,12 @@ class CompiledForward(ForwardProgram):
         self._run = load_program(stored, tensors_of(module))
         self.module, self.spec = module, spec
         self.prompt_tokens, self.max_nodes = prompt_tokens, max_nodes
+        self.copied_bytes = sum(layer.panels.nbytes for layer in packed_layers(module))
+
+    def follow(self, network: PreTrainedModel) -> bool:
+        if follows := follow_weights(self.module.network, network):
+            self._run.take(tensors_of(self.module))
+        return follows
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
@@ -224,7 +233,7 @@ def pending_forward(
 
 def obstacle(network: PreTrainedModel) -> str | None:
     """Return the reason why a network cannot be compiled, if that is known before trying."""
-    if (reason := program_obstacle(network, "compiled")) is not None:
+    if (reason := program_obstacle(network, "compiled", merges=True)) is not None:
         return reason
     if network.device.type != "cpu":
         return f"{type(network).__name__} is on {network.device}, and steps are compiled for the CPU only"
@@ -243,6 +252,7 @@ def traced_forward(network: PreTrainedModel, spec: ProgramSpec) -> TracedForward
 def _adapt(network: PreTrainedModel) -> None:
     # Read before layers are packed: a network's type is that of its first weight.
     is_own = attends_in_machine_code(network)
+    merge_adapters(network)
     pack_linears(network)
     if is_own:
         AttentionInterface.register(_ATTENTION, _grouped_attention)
@@ -289,18 +299,29 @@ def pending_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Pending[F
         key = program_key(packed, module_facts(packed), inputs)
 
     def load(stored: StoredProgram) -> Forward:
-        program = _flat(load_program(stored, tensors_of(packed)))
+        program = CompiledModule(stored, packed, module)
         run_in_thread(lambda: check_module(module, program, like, "compiled"))
         return program
 
     return _pending(name, key, _START_S, lambda: _compile_module(packed, like, key), load)
 
 
-def _flat(run: Run) -> Forward:
-    def program(*inputs: Any) -> tuple[Tensor, ...]:
-        return tuple(run([tensor.contiguous() for tensor in _tensors(inputs)]))
+class CompiledModule:
+    """The program of a module, whose weights it has in a packed copy."""
 
-    return program
+    def __init__(
+        self, stored: StoredProgram, packed: torch.nn.Module, module: torch.nn.Module
+    ) -> None:
+        self._run = load_program(stored, tensors_of(packed))
+        self._packed, self._module = packed, module
+
+    def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
+        return tuple(self._run([tensor.contiguous() for tensor in _tensors(inputs)]))
+
+    def follow(self) -> None:
+        """Take the weights that the module has now. They only draft: where layers were replaced, old ones stay exact."""
+        if follow_weights(self._packed, self._module):
+            self._run.take(tensors_of(self._packed))
 
 
 def _tensors(inputs: Sequence[Any]) -> Iterator[Tensor]:
@@ -381,28 +402,38 @@ def compile_program(
         return store_program(key, package, constants)
 
 
-def load_program(stored: StoredProgram, tensors: Mapping[str, Tensor]) -> Run:
-    """Load a program with these weights and buffers, which it keeps alive; its inputs must be contiguous."""
+class LoadedProgram:
+    """A program with weights and buffers, which it keeps alive; its inputs must be contiguous.
+
+    A program runs once at a time. A second thread must not wait for it inside, with the interpreter's
+    lock held, which `released_lock.h` takes again.
+    """
+
+    def __init__(self, stored: StoredProgram, tensors: Mapping[str, Tensor]) -> None:
+        # As `aoti_load_package` does, without asking the compiler for a second what this machine is,
+        # which is part of a program's key.
+        aoti: Any = vars(torch._C)["_aoti"]
+        self._loader = aoti.AOTIModelPackageLoader(str(stored.path), "model", False, 1, -1)
+        self._made, self._lock = stored.constants, Lock()
+        self.take(tensors)
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Read these weights and buffers from now on, where they lie."""
+        program, known = AOTICompiledModel(self._loader), {**tensors, **self._made}
+        constants = {name: known[name].detach() for name in program.get_constant_fqns()}
+        with self._lock:
+            program.load_constants(constants, check_full_update=True, user_managed=True)
+            self._memory = constants  # the program points to it
+
+    def __call__(self, inputs: list[Tensor]) -> Sequence[Tensor]:
+        """Run the program: its inputs, flattened, to its outputs."""
+        with self._lock:
+            return self._loader.run(inputs)
+
+
+def load_program(stored: StoredProgram, tensors: Mapping[str, Tensor]) -> LoadedProgram:
+    """Load a program with these weights and buffers."""
     load_packed_linear()
     load_grouped_attention()
     load_law_masses()
-    # As `aoti_load_package` does, without asking the compiler for a second what this machine is, which
-    # is part of a program's key.
-    aoti: Any = vars(torch._C)["_aoti"]
-    loader = aoti.AOTIModelPackageLoader(str(stored.path), "model", False, 1, -1)
-    program = AOTICompiledModel(loader)
-    known = {**tensors, **stored.constants}
-    constants = {name: known[name].detach() for name in program.get_constant_fqns()}
-    program.load_constants(constants, check_full_update=True, user_managed=True)
-    run: Run = loader.run
-    # A program runs once at a time. A second thread must not wait for it inside, with the interpreter's
-    # lock held, which `released_lock.h` takes again.
-    lock = Lock()
-
-    def run_loaded(
-        inputs: list[Tensor], _memory: Mapping[str, Tensor] = constants
-    ) -> Sequence[Tensor]:
-        with lock:
-            return run(inputs)  # the program points to the memory of its constants
-
-    return run_loaded
+    return LoadedProgram(stored, tensors)

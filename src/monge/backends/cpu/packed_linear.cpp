@@ -483,12 +483,12 @@ int64_t block_size_of(int64_t line_bytes) {
 }  // namespace
 
 // rows [..., depth] float32 x panels [panels, depth, 16 words or 32 numbers], or [panels, blocks, bytes], of one or several matrices
-// of one kind -> [..., sum of widths] float32
+// -> [..., sum of widths] float32
 extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_packed_linear(
     AtenTensorHandle rows, const AtenTensorHandle* panels, int64_t num_matrices, const int64_t* widths, int64_t num_widths,
     AtenTensorHandle* out) {
   constexpr int64_t most = 8;
-  int64_t dim, *sizes, out_sizes[most], strides[most], line_bytes = 0;
+  int64_t dim, *sizes, out_sizes[most], strides[most];
   int32_t type;
   bool rows_dense;
   void *from, *to;
@@ -501,6 +501,7 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_
   int64_t num_rows = 1, width = 0, stride = 1;
   for (int64_t d = 0; d < dim - 1; d++) num_rows *= sizes[d];
   std::vector<Product> all;
+  std::vector<int64_t> kinds_of;
   for (int64_t i = 0; i < num_matrices; i++) {
     int64_t* shape;
     int32_t panels_type;
@@ -511,8 +512,8 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_
       return AOTI_TORCH_FAILURE;
     const bool is_half = panels_type == aoti_torch_dtype_float16(), is_bytes = panels_type == aoti_torch_dtype_uint8();
     const int64_t bytes = is_half ? Float16::name : shape[2] * (is_bytes ? 1 : 4), block_size = block_size_of(bytes);
-    if ((depth + block_size - 1) / block_size != shape[1] || !panels_dense || (i > 0 && bytes != line_bytes)) return AOTI_TORCH_FAILURE;
-    line_bytes = bytes;
+    if ((depth + block_size - 1) / block_size != shape[1] || !panels_dense) return AOTI_TORCH_FAILURE;
+    kinds_of.push_back(bytes);
     all.push_back({static_cast<float*>(from), static_cast<char*>(matrix), nullptr, num_rows, depth, widths[i], 0});
     width += widths[i];
   }
@@ -526,7 +527,12 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_
   float* column = static_cast<float*>(to);
   for (Product& one : all) one.out = column, one.stride = width, column += one.width;
   const ReleasedLock lock(num_rows * depth * width);
-  return multiply_kind(all, line_bytes);
+  // Matrices that were of one kind when the program was compiled may be of several: training changes single ones.
+  for (int64_t first = 0, end = 0; first < num_matrices; first = end) {
+    while (end < num_matrices && kinds_of[end] == kinds_of[first]) end++;
+    if (multiply_kind({all.begin() + first, all.begin() + end}, kinds_of[first])) return AOTI_TORCH_FAILURE;
+  }
+  return AOTI_TORCH_SUCCESS;
 }
 
 // The same for one matrix outside of compiled programs, on memory that the caller owns.

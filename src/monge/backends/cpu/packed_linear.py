@@ -8,7 +8,7 @@ blocks of integers (`block_panels`).
 import copy
 import ctypes
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.fx import Graph
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from monge.backends.cpu.block_panels import (
@@ -29,6 +30,7 @@ from monge.backends.cpu.block_panels import (
     rows_of_blocks,
 )
 from monge.backends.cpu.native_library import OPERATIONS, native_function
+from monge.engine.models.adapters import merged_layer
 from monge.engine.models.network_facts import PackedLayer
 
 GROUPS: Final = {"int8": 64, "int4": 32}
@@ -43,6 +45,8 @@ _MOST_LOST: Final = 0.1  # of the norm of a matrix, in 4 bits
 _LOWER: Final = 0xFFFF  # half of a word
 _FLOAT16: Final = 2  # names lines of float16, which are as long as those of bfloat16
 _PAGE: Final = 4096  # bytes
+_NARROW: Final = (torch.bfloat16, torch.float16)
+_FEW: Final = 4096  # numbers
 _ROWS: Final = 1024  # of a matrix that are rounded at a time; whole panels
 _SOURCE: Final = Path(__file__).with_name("packed_linear.cpp")
 DECLARATION: Final = (
@@ -85,6 +89,29 @@ class PackedLinear(PackedLayer):
         packed, self.weights = _rounded(matrix, weights) if panels is None else (panels, weights)
         self.bias = bias
         self.register_buffer("panels", packed)
+
+    def follow(self, layer: Any) -> bool:
+        """Take the numbers that a plain layer has now; the panels stay where they are, if these still fit.
+
+        Returns:
+            False if it is a layer of another shape or type, or the numbers are rounded here.
+        """
+        if self.weights != "exact" or isinstance(layer, PackedLayer) or not _is_packable(layer):
+            return False
+        matrix: Tensor = layer.weight.detach()
+        matrix = matrix.t() if type(layer) is Conv1D else matrix
+        if matrix.shape != (self.width, self.depth):
+            return False
+        self.bias = layer.bias
+        if self.panels.dtype == torch.float32:
+            whole = self.width // COLUMNS
+            last = matrix[whole * COLUMNS :]
+            lines = matrix[: whole * COLUMNS].reshape(whole, COLUMNS, self.depth)
+            self.panels[:whole].copy_(lines.transpose(1, 2))
+            self.panels[whole:, :, : len(last)] = last.t()
+        else:
+            self.panels = panels_of(matrix)
+        return True
 
     def forward(self, rows: Tensor) -> Tensor:
         """`[..., depth]` -> `[..., width]`."""
@@ -185,6 +212,8 @@ def panels_of(matrix: Tensor) -> Tensor:
     width, depth = matrix.shape
     filled = torch.nn.functional.pad(matrix.detach(), (0, 0, 0, -width % COLUMNS))
     panels = filled.reshape(-1, COLUMNS, depth).transpose(1, 2).contiguous()
+    if not _may_be_narrow(panels.flatten()[:_FEW]):
+        return panels  # what the first numbers tell takes no pass over all of them
     narrow = panels.bfloat16()
     if not torch.equal(narrow.float(), panels):
         halves = panels.half()
@@ -193,6 +222,10 @@ def panels_of(matrix: Tensor) -> Tensor:
         return halves if is_held else panels
     lower, upper = (narrow.view(torch.int16).int() & _LOWER).split(COLUMNS // 2, dim=-1)
     return (lower | upper << 16).contiguous()
+
+
+def _may_be_narrow(numbers: Tensor) -> bool:
+    return any(torch.equal(numbers.to(kind).float(), numbers) for kind in _NARROW)
 
 
 def eight_bit_panels_of(matrix: Tensor) -> Tensor:
@@ -467,6 +500,58 @@ def _lay_together(layers: Sequence[PackedLinear]) -> None:
         layer.panels = moved.copy_(layer.panels)
 
 
+def _is_packable(layer: torch.nn.Module) -> bool:
+    is_map = type(layer) in {torch.nn.Linear, Conv1D} or getattr(layer, "is_linear_map", False)
+    weight: Any = getattr(layer, "weight", None)
+    return is_map and weight.dtype == torch.float32 and weight.device.type == "cpu"
+
+
+def follow_weights(packed: torch.nn.Module, source: torch.nn.Module) -> bool:
+    """Give a packed copy of a module the numbers that the module has now; tensors of both may have changed places.
+
+    Args:
+        packed: The copy, after `pack_linears`, with adapters merged.
+        source: The module.
+
+    Returns:
+        False where the layers differ, so that another copy is needed; this one is then of no use.
+    """
+    sources = dict(source.named_modules(remove_duplicate=False))
+    for name, layer in packed.named_modules():
+        if name not in sources:
+            return False
+        origin: Any = sources[name]
+        if hasattr(origin, "set_adapter") and not isinstance(origin, PreTrainedModel):
+            origin = merged_layer(origin)
+        if isinstance(layer, PackedLinear) and not isinstance(origin, PackedLayer):
+            if not layer.follow(origin):
+                return False
+            continue
+        if any(
+            _facts(mine) != _facts(theirs)
+            for mine, theirs in (
+                (layer._parameters, origin._parameters),
+                (layer._buffers, origin._buffers),
+            )
+        ):
+            return False
+        for key, weight in origin._parameters.items():
+            kept = layer._parameters[key]
+            if weight is not None and kept is not None and kept.stride() != weight.stride():
+                kept.data.copy_(weight)  # which was laid out anew
+            else:
+                layer._parameters[key] = weight
+        layer._buffers.update(origin._buffers)
+    return True
+
+
+def _facts(tensors: Mapping[str, Tensor | None]) -> list[object]:
+    return [
+        (name, tensor is not None and (tensor.shape, tensor.dtype, tensor.device))
+        for name, tensor in tensors.items()
+    ]
+
+
 def pack_draft_module(module: torch.nn.Module) -> None:
     """Store the float32 maps of a module that only drafts in 4 bits, or 8 where much is lost, in place."""
     load_packed_linear()
@@ -476,13 +561,10 @@ def pack_draft_module(module: torch.nn.Module) -> None:
 def _packed(child: torch.nn.Module, weights: str) -> torch.nn.Module:
     if isinstance(child, PackedLayer):  # whose weight would be made anew
         return child
-    weight: Any = getattr(child, "weight", None)
-    is_map = type(child) is torch.nn.Linear or getattr(child, "is_linear_map", False)
-    if is_map and weight.dtype == torch.float32 and weight.device.type == "cpu":
-        bias: Any = child.bias
-        return PackedLinear(weight, bias, weights=weights)
-    if type(child) is Conv1D and child.weight.dtype == torch.float32:
-        return PackedLinear(child.weight.t(), child.bias, weights=weights)
+    if _is_packable(child):
+        layer: Any = child
+        matrix = layer.weight.t() if type(child) is Conv1D else layer.weight
+        return PackedLinear(matrix, layer.bias, weights=weights)
     if isinstance(child, torch.nn.Linear) and child.weight.dtype in {torch.float32, torch.float64}:
         child.weight = torch.nn.Parameter(
             child.weight.detach().t().contiguous().t(), requires_grad=False

@@ -18,12 +18,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import OptionError
+from monge.engine.models.adapters import plain_state
 from monge.engine.notices import notify, waiting
 
 FOLDER_VARIABLE: Final = "MONGE_CACHE"
 PROGRAMS, MODELS = "programs", "gguf"
 """Folders in the cache."""
 _NOTES: Final = ".constants"
+_NO_PART: Final = frozenset(
+    {"_name_or_path", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id"}
+)
+"""Settings of a network that change no number; trainers change some of them."""
 _FAULTS: Final = (RuntimeError, OSError, LookupError, TypeError, ValueError, EOFError, PickleError)
 _FORMAT: Final = 10  # raised whenever the traced step, its inputs or the files change
 
@@ -79,7 +84,8 @@ def writable_folder(name: str) -> Path:
 def program_key(module: torch.nn.Module, *facts: object) -> str:
     """Return the name of a program: equal for equal architectures, else different.
 
-    Values of weights do not count, since a program gets them when it is loaded.
+    Values of weights do not count, since a program gets them when it is loaded, nor do adapters, which
+    are merged then.
 
     Args:
         module: The network or small module.
@@ -87,16 +93,17 @@ def program_key(module: torch.nn.Module, *facts: object) -> str:
     """
     weights = [
         (name, str(tensor.dtype), tuple(tensor.shape))
-        for name, tensor in module.state_dict().items()
+        for name, tensor in plain_state(module).items()
     ]
     known = (_FORMAT, torch.__version__, transformers.__version__, machine(), weights, *facts)
     return hashlib.sha256(repr(known).encode()).hexdigest()[:32]
 
 
 def network_facts(network: PreTrainedModel) -> tuple[object, ...]:
-    """Return what a network's program depends on, without the folder that the network was read from."""
-    settings = network.config.to_dict()
-    settings.pop("_name_or_path", None)
+    """Return what a network's program depends on."""
+    settings = {
+        name: value for name, value in network.config.to_dict().items() if name not in _NO_PART
+    }
     attention = str(network.config.get_text_config()._attn_implementation)
     kind = type(network)
     return kind.__module__, kind.__qualname__, json.dumps(settings, default=str), attention

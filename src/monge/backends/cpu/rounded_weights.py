@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from monge.backends.cpu.native_library import compiler_obstacle
 from monge.backends.cpu.packed_linear import PackedLinear, load_packed_linear, pack_linears
 from monge.core.errors import BackendError, unknown_name
+from monge.engine.models.adapters import merge_adapters
 from monge.engine.models.network_facts import WEIGHTS, no_copy_reason
 from monge.engine.notices import notify
 
@@ -38,8 +39,8 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
             has 8 bits, and so has every layer that would lose too much; a message lists these.
 
     Raises:
-        BackendError: If the network is not on the CPU, has weights of another type or adapters, or
-            there is no C++ compiler.
+        BackendError: If the network is not on the CPU, has weights of another type or adapters
+            that cannot be merged, or there is no C++ compiler.
     """
     name = type(network).__name__
     if network.device.type != "cpu":
@@ -51,7 +52,7 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
             f"weights={weights!r} rounds networks of float32, bfloat16 or float16; {name} has "
             f"{network.dtype}"
         )
-    if (reason := no_copy_reason(network)) is not None:
+    if (reason := no_copy_reason(network, merges=True)) is not None:
         raise BackendError(f"weights={weights!r}: {reason}")
     if (reason := compiler_obstacle()) is not None:
         raise BackendError(f"weights={weights!r} needs a C++ compiler: {reason}")
@@ -70,6 +71,7 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
     }
     with torch.inference_mode(mode=False), torch.no_grad():
         twin: PreTrainedModel = copy.deepcopy(network, dict(tensors))
+        merge_adapters(twin)
         output = twin.get_output_embeddings()
         pack_linears(twin, weights, output)
         output = twin.get_output_embeddings()

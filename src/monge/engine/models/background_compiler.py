@@ -1,70 +1,125 @@
 """Programs that another process compiles while this one decodes without them."""
 
-import json
+import io
+import pickle
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
+
+import torch
+from torch import Tensor
 
 from monge.engine.notices import notify
 
 # With a text, as some modules of heads are compiled when they first run.
 _CODE: Final = """
-import json, sys, monge
+import pickle, sys, monge
 try:
-    decoder = monge.load(**json.loads(sys.argv[1]))
+    decoder = monge.load(**pickle.load(sys.stdin.buffer))
     decoder.generate([[0, 1]], max_new_tokens=4, ignore_eos=True)
 except BaseException as error:
     sys.exit(print(type(error).__name__, error) or 1)
 """
-_compilers: Final = list["_BackgroundCompiler"]()
+_FEW: Final = 4096
+"""Numbers of a tensor that is passed on as it is."""
+_REPLACED: Final = ("forward", "_original_forward")
+"""What trainers put into a model."""
+_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class _BackgroundCompiler:
+class BackgroundCompiler:
+    """Compiles what a decoder needs in another process, once that is asked for.
+
+    Args:
+        arguments: Those of `monge.load` that make the decoder, or another one with the same programs.
+            Of loaded models the structure is passed on, with zeros in the place of their weights:
+            programs depend on no numbers.
+    """
+
     def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._command = [sys.executable, "-c", _CODE, json.dumps(arguments, default=str)]
+        self._arguments = arguments
         self._process: subprocess.Popen[str] | None = None
+        self._has_failed = False
 
     def is_busy(self, seconds: Sequence[int]) -> bool:
-        if self._process is None and any(seconds):
-            notify(
-                f"compiling for this machine beside the first answers, about {2 * sum(seconds)} s "
-                "in all; they come more slowly meanwhile"
-            )
+        """Return whether programs that take so long each are still being compiled; start that if they are not."""
+        if self._process is None and any(seconds) and not self._has_failed:
+            self._start(2 * sum(seconds))
+        if self._process is None or self._process.poll() is None:
+            return self._process is not None
+        if (pipe := self._process.stdout) and not pipe.closed:
+            with pipe:
+                reason = pipe.read().strip() or "it ended"
+            if self._process.returncode:
+                notify(f"compiling beside the answers failed: {reason}")
+        return False
+
+    def _start(self, expected_s: int) -> None:
+        given = io.BytesIO()
+        try:
+            _StructurePickler(given).dump(dict(self._arguments))
+        except Exception as error:  # noqa: BLE001 (classes and settings of the user's own need not fit into a file)
+            self._has_failed = True
+            notify(f"cannot be compiled beside the answers: {type(error).__name__}: {error}")
+            return
+        notify(
+            f"compiling for this machine beside the first answers, about {expected_s} s "
+            "in all; they come more slowly meanwhile"
+        )
+        with tempfile.TemporaryFile() as file:
+            file.write(given.getbuffer())
+            file.seek(0)
             self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-c", _CODE],
+                stdin=file,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
                 start_new_session=True,  # Ctrl-C ends an answer, and is not meant for it
             )
-        if self._process is None or self._process.poll() is None:
-            return self._process is not None
-        if self._process.returncode and (pipe := self._process.stdout) and not pipe.closed:
-            with pipe:
-                notify(f"compiling beside the answers failed: {pipe.read().strip() or 'it ended'}")
-        return False
+
+
+class _StructurePickler(pickle.Pickler):
+    """Writes large tensors by their shapes, and modules without what others put into them."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Tensor) and obj.numel() > _FEW:
+            return _zeros, (tuple(obj.shape), obj.dtype, isinstance(obj, torch.nn.Parameter))
+        if isinstance(obj, torch.nn.Module):
+            reduced: Any = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            make, arguments, state, *rest = reduced
+            kept = {name: value for name, value in state.items() if name not in _REPLACED}
+            return make, arguments, kept | {name: {} for name in _HOOKS}, *rest
+        return NotImplemented
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, is_parameter: bool) -> Tensor:
+    zeros = torch.zeros(shape, dtype=dtype)
+    return torch.nn.Parameter(zeros, requires_grad=False) if is_parameter else zeros
+
+
+_compiler: Final = ContextVar[BackgroundCompiler | None]("compiler", default=None)
 
 
 @contextmanager
-def compiled_meanwhile(**arguments: Any) -> Iterator[None]:
-    """Compile the programs that this block needs in another process; networks run without them until it ends.
+def compiled_by(compiler: BackgroundCompiler) -> Iterator[None]:
+    """Leave the programs that this block needs to a compiler; networks run without them until it ends.
 
     Their weights are the same. Calls of this library wait only while the finished programs are checked.
     The process outlives this one, so that the next start finds them.
-
-    Args:
-        **arguments: Those of `monge.load` that make the decoder, as JSON can hold them.
     """
-    _compilers.append(_BackgroundCompiler(arguments))
+    token = _compiler.set(compiler)
     try:
         yield
     finally:
-        _compilers.pop()
+        _compiler.reset(token)
 
 
 def is_compiled_elsewhere(seconds: Sequence[int]) -> bool:
     """Return whether programs that take so long each will come from another process."""
-    return bool(_compilers) and _compilers[-1].is_busy(seconds)
+    compiler = _compiler.get()
+    return compiler is not None and compiler.is_busy(seconds)

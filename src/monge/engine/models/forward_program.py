@@ -16,6 +16,7 @@ from monge.core.levels import DrawnLevels, LevelDraws
 from monge.core.model import SequenceModel
 from monge.core.sampling_rules import Recorder
 from monge.engine.clock import note_preparation
+from monge.engine.models.adapters import switches_of
 from monge.engine.models.background_compiler import is_compiled_elsewhere
 from monge.engine.models.network_facts import WEIGHTS, packed_layers
 from monge.engine.models.tree_cache import TreeCache
@@ -69,6 +70,7 @@ class ForwardProgram(ABC):
             to the next width, and `prepare` is called before decoding.
         reads_prompts: True if it reads prompts without a first forward of the network, which lays
             out the cache.
+        copied_bytes: Memory of weights that it holds beside those of the network.
         prompt_tokens: Tokens of all rows that `read_prompt` reads; more are the network's.
         reads_chains: True if it has `read_chain`.
         record: Runs other functions beside the network, if the backend records them.
@@ -82,12 +84,17 @@ class ForwardProgram(ABC):
     spec: ProgramSpec
     max_nodes: int = 64
     prompt_tokens: int = 0
+    copied_bytes: int = 0
     record: Recorder | None = None
 
     @property
     def layers(self) -> tuple[int, ...]:
         """Hidden states that come with the logits."""
         return self.spec.layers
+
+    def follow(self, network: PreTrainedModel) -> bool:
+        """Take the weights that the network has now; return whether this can be done."""
+        return False
 
     @abstractmethod
     def __call__(
@@ -238,43 +245,101 @@ class NetworkModel(Protocol):
 class SourceWeights:
     """Finds changes to a network whose weights a backend runs in another form.
 
-    Training, `load_state_dict`, assigned tensors, and replaced or added layers are seen; numbers
-    that are written in place through `.data` are not, since torch does not count those.
+    Training, `load_state_dict`, assigned tensors, replaced or added layers, and switched adapters are
+    seen. Torch does not count numbers that are written through `.data`: one number of every row is
+    compared for these, so that a change of a few numbers may not be seen.
 
     Args:
         network: The network.
         backend: The backend, for the message.
         are_copied: Whether the backend copied the numbers; else only their addresses matter.
+        copy: Makes the network that is run in its place, if it is another one.
     """
 
-    def __init__(self, network: PreTrainedModel, backend: str, *, are_copied: bool) -> None:
-        self._name, self._backend, self._are_copied = type(network).__name__, backend, are_copied
-        self._modules = tuple(network.modules())
-        self._seen = self._state()
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        backend: str,
+        *,
+        are_copied: bool,
+        copy: Callable[[PreTrainedModel], PreTrainedModel] | None = None,
+    ) -> None:
+        self._network, self._backend, self._are_copied = network, backend, are_copied
+        self._copy = copy
+        self._seen = self.state()
+
+    def has_changed(self, state: object = None) -> bool:
+        """Return whether the network has other weights or layers than when it was copied.
+
+        Args:
+            state: The `state` of now, if it is known.
+        """
+        return (self.state() if state is None else state) != self._seen
 
     def check(self) -> None:
         """Refuse to go on with copies of weights that were changed.
 
         Raises:
-            BackendError: If the network has other weights or layers than when this was made.
+            BackendError: If the network has other weights or layers than when it was copied.
         """
-        if self._state() != self._seen:
+        if self.has_changed():
             raise BackendError(
-                f"{self._name} was changed after it was loaded: backend {self._backend!r} still "
-                "has the weights of that time; load the model again, or use backend='eager'"
+                f"{type(self._network).__name__} was changed after it was loaded: backend "
+                f"{self._backend!r} still has the weights of that time; call "
+                "decoder.update_weights(), or use backend='eager'"
             )
 
-    def _state(self) -> list[tuple[Any, ...]]:
-        return [
-            (*map(id, module._modules.values()), *map(self._place, module._parameters.values()))
-            for module in self._modules
+    def renew(self) -> PreTrainedModel:
+        """Return the network that is to run from now on, with the weights of now."""
+        self._seen = self.state()
+        return self._network if self._copy is None else self._copy(self._network)
+
+    def state(self) -> object:
+        """Return what differs after a change."""
+        modules = list(self._network.modules())
+        places = [
+            (switches_of(module), *map(self._place, module._parameters.values()))
+            for module in modules
         ]
+        return modules, places, self._samples() if self._are_copied else b""
 
     def _place(self, weight: torch.nn.Parameter | None) -> tuple[int, ...]:
         if weight is None:
             return ()
         version = weight._version if self._are_copied and not weight.is_inference() else 0
         return id(weight), weight.data_ptr(), version
+
+    def _samples(self) -> bytes:
+        """A number of every row, of columns in turn."""
+        with torch.inference_mode():
+            matrices = [weight for weight in self._network.parameters() if weight.ndim > 1]
+            parts = [weight.reshape(-1)[:: max(weight.shape[-1] - 1, 1)] for weight in matrices]
+            numbers = torch.cat([part.to("cpu", torch.float64) for part in parts])
+            return numbers.numpy().tobytes()
+
+
+@runtime_checkable
+class FollowingProgram(Protocol):
+    """A program of a module that copied its weights."""
+
+    def follow(self) -> None:
+        """Take the weights that the module has now."""
+        ...
+
+
+@runtime_checkable
+class CopyingModel(Protocol):
+    """A model that may run copies of its network's weights."""
+
+    source: SourceWeights | None
+
+    def update_weights(self) -> None:
+        """Follow weights of the network that were changed: copies are made again, and kept texts are dropped.
+
+        Raises:
+            MongeError: If texts are open.
+        """
+        ...
 
 
 def backend_of(model: SequenceModel) -> str:

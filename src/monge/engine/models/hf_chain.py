@@ -122,6 +122,10 @@ class HfChainModel(HfModel):
         size = num_weights(self.network) / 1e6
         return f"HfChainModel({type(self.network).__name__}, {size:.1f}M parameters, {self.dtype})"
 
+    @property
+    def num_open(self) -> int:
+        return len(self._rows)
+
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         if self.source is not None:
             self.source.check()

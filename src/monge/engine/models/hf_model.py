@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from monge.core.errors import MongeError
 from monge.core.model import NodeBlock, SequenceModel
 from monge.engine.models.changing_rope import changing_rope
 from monge.engine.models.forward_program import SourceWeights
@@ -59,6 +60,18 @@ class HfModel(ABC):
         self._cache_keyword, self._chooses_logits = cache_keyword(model), chooses_logits(model)
         self._forward_s = 0.0
         self.subsets: list[SequenceModel] = []
+
+    def update_weights(self) -> None:
+        """See `CopyingModel`."""
+        if self.num_open:
+            raise MongeError(f"weights are updated between texts; open now: {self.num_open}")
+        if self.source is not None:
+            self.network = self.source.renew()
+
+    @property
+    @abstractmethod
+    def num_open(self) -> int:
+        """Number of open texts."""
 
     @property
     def forward_s(self) -> float:

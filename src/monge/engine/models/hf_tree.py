@@ -17,6 +17,7 @@ from monge.core.model import CachedStep, Forward, NodeBlock
 from monge.core.sampling_rules import Recorder
 from monge.engine.clock import now
 from monge.engine.models.forward_program import (
+    FollowingProgram,
     ForwardOutput,
     ForwardProgram,
     Pending,
@@ -146,6 +147,22 @@ class HfTreeModel(HfModel):
             cache.lay_out(program.spec.cache_shapes, self.dtype)
         if cache.is_settled:
             program.prepare(num_rows, num_nodes, cache, drafts=drafts)
+
+    def update_weights(self) -> None:
+        super().update_weights()
+        if self._prefixes is not None:
+            self._prefixes.clear()
+        run, maker = self._program.run, self._program_maker
+        is_stale = self._program.pending is not None or run is not None
+        if is_stale and not (run is not None and run.follow(self.network)) and maker is not None:
+            self._use(maker(self._states.layers))
+        for program in self._module_programs:
+            if isinstance(program.run, FollowingProgram):
+                program.run.follow()
+
+    @property
+    def num_open(self) -> int:
+        return self._cache.num_open
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         if self.source is not None:

@@ -16,6 +16,7 @@ from transformers.cache_utils import (
 )
 
 from monge.core.errors import UnsupportedModelError
+from monge.engine.models.adapters import adapted_layers, can_merge
 
 # Since transformers 5.24; before it, and in older code.
 CACHE_KEYWORDS: Final = ("cache", "past_key_values", "cache_params")
@@ -41,11 +42,15 @@ def no_tree_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
-def no_copy_reason(network: PreTrainedModel) -> str | None:
-    """Return why the weights of a network must not be copied, or `None` if they may."""
-    for name, module in network.named_modules():
-        # Networks of transformers take adapters too, and have none for that.
-        if hasattr(module, "set_adapter") and not isinstance(module, PreTrainedModel):
+def no_copy_reason(network: PreTrainedModel, *, merges: bool = False) -> str | None:
+    """Return why the weights of a network must not be copied, or `None` if they may.
+
+    Args:
+        network: The network.
+        merges: Whether adapters that can be merged are merged in the copy.
+    """
+    for name, layer in adapted_layers(network):
+        if not (merges and can_merge(layer)):
             return (
                 f"{type(network).__name__} has adapters that can be switched or trained ({name}), "
                 "and a copy of its weights would keep those of now; merge them first: "

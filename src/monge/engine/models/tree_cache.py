@@ -105,7 +105,8 @@ class _Layer(CacheLayerMixin):
                 kept[place.rows, :, place.starts[0] : place.end] = new
             else:
                 rows, columns = index
-                kept[rows, :, columns] = new.transpose(1, 2)
+                # Autocast computes keys of several types.
+                kept[rows, :, columns] = new.transpose(1, 2).to(kept.dtype)
         return self.keys[place.rows, :, : place.end], self.values[place.rows, :, : place.end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

