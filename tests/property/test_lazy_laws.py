@@ -288,6 +288,8 @@ def test_other_trees_and_laws_of_a_few_tokens_are_left_to_the_program() -> None:
     p = p.scatter(2, torch.tensor([1]).expand(9, 4, 1), 1e6)
     path = target_walk(p / p.sum(-1, keepdim=True), token_ids, tree, uniforms).path
     assert path[:, 0].eq(2).all(), "the second child"
+    empty = given | {"token_ids": token_ids.new_full((9, 4), -1)}
+    assert block(**empty, draft=DraftLaws(q)).num_accepted.tolist() == [0] * 9
     ids = torch.arange(5).expand(9, 4, 5)
     few = DraftLaws(torch.full((9, 4, 5), 0.2, dtype=torch.float64), ids)
     assert on_host.block(**given, draft=few) is None

@@ -280,10 +280,14 @@ def laws_of_masses(
     places = [(request, row) for request, count in enumerate(counts) for row in range(count)]
     for (request, row), law in zip(places, numbers, strict=True):
         law.numbers, law.count, law.kind = begin + request * to_request + row * to_row, vocab, kind
-    _KERNELS["scan"](numbers, len(numbers), sums.data_ptr(), None)
+    if places:
+        _KERNELS["scan"](numbers, len(numbers), sums.data_ptr(), None)
     if not all(0.0 < law.weight < math.inf for law in numbers):
         return None
-    laws = (RowLaw(masses[at], *of_row) for at, *of_row in zip(places, numbers, sums, strict=True))
+    laws = (
+        RowLaw(masses[at], law, of_blocks)
+        for at, law, of_blocks in zip(places, numbers, sums, strict=True)
+    )
     return [list(islice(laws, count)) for count in counts]
 
 

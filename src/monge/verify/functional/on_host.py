@@ -105,9 +105,10 @@ def _verified(
     """Return the verdicts, or `None` where the program for batches is to read the laws."""
     most = probs.shape[1]
     is_chain = children is None or frozen(children) == children_of(range(-1, most - 1))
-    is_enough = isinstance(uniforms, Tensor) and uniforms.shape[1] >= most
     is_dense = draft is None or (draft.token_ids is None and can_read(draft.probs))
-    if not (is_chain and is_enough and is_dense and can_read(probs)):
+    if not (is_chain and is_dense and can_read(probs)):
+        return None
+    if not isinstance(uniforms, Tensor) or uniforms.shape[1] < most:
         return None
     lengths = (token_ids[:, 1:] >= 0).sum(1).tolist()
     drafts: Sequence[Sequence[Law]] | None = [()] * len(lengths)
