@@ -14,7 +14,7 @@ from monge.draft.published_heads import HeadDrafter
 from monge.heads.readers.registry import load_head
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
-from monge.plugins import transformers_generate
+from monge.plugins import transformers_programs
 from monge.training.texts import feature_model
 from tests.engine.tiny import COMMON, VOCAB, network, padded, perturbed, prompts
 from tests.heads.readers.published import eagle, medusa
@@ -94,13 +94,13 @@ def test_a_head_drafts_under_the_rules_of_the_request(
     heads: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[object] = []
-    made = transformers_generate.make_components
+    made = transformers_programs.make_components
 
     def noted(*models: object, **settings: object) -> object:
         seen.append(parts := made(*models, **settings))  # type: ignore[arg-type]
         return parts
 
-    monkeypatch.setattr(transformers_generate, "make_components", noted)
+    monkeypatch.setattr(transformers_programs, "make_components", noted)
     sampled = {
         **SETTINGS,
         "do_sample": True,

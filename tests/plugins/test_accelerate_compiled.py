@@ -332,6 +332,15 @@ class TestCallsThatAProgramCannotTake:
             assert_plain(model)
         assert runs == []
 
+    def test_hooks_of_the_host_change_nothing(self, model, runs):
+        """It adds them when somebody asks for hidden states, and leaves them there."""
+        with torch.no_grad():
+            model(**ONE, output_hidden_states=True)
+        assert model.model.layers[0]._forward_hooks
+        runs.clear()
+        assert torch.equal(model.generate(**ROWS, **GREEDY), plainly(model, ROWS, **GREEDY))
+        assert runs
+
     def test_hooks_of_checkpointing_change_nothing(self, model, runs):
         old = model.gradient_checkpointing_enable
         getattr(model, "activation_checkpointing_enable", old)()

@@ -121,7 +121,8 @@ def of_logits(
 ) -> tuple[TokenLogprob, ...]:
     """Log-probabilities under the laws of logits at temperature 1: token i under row i."""
     logprobs = torch.log_softmax(logits.double(), dim=-1)
-    chosen = logprobs[range(len(token_ids)), list(token_ids)]
+    ids = torch.tensor([*token_ids]).to(logprobs.device, non_blocking=True)
+    chosen = logprobs.gather(1, ids[:, None]).squeeze(1)
     ranks = 1 + (logprobs > chosen[:, None]).sum(dim=-1)
     values, tokens = torch.topk(logprobs, min(num_top, logprobs.shape[-1]), dim=-1)
     best = zip(tokens.tolist(), values.tolist(), strict=True)

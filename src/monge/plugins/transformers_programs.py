@@ -34,8 +34,10 @@ _MOST_KEPT: Final = 4
 """Components of calls with different options that are kept for one model."""
 _SPEED: Final = 2
 """Speed of compiled forwards over eager ones that is taken for granted: 2.6 measured for SmolLM2-135M on two cores."""
-_OF_TRAINERS: Final = "make_inputs_require_grad"
-"""Beginning of the name of a hook that gradient checkpointing adds; it changes no number."""
+_HARMLESS_HOOKS: Final = ("make_inputs_require_grad", "output_capturing_hook")
+"""Beginnings of the names of hooks that change no number.
+
+Gradient checkpointing adds the first, and the host the second once hidden states were asked for."""
 
 
 _REPLACED: Final = (
@@ -315,6 +317,6 @@ def eager_reason(network: torch.nn.Module) -> str | None:
         if name and "forward" in vars(module):
             return f"the forward of {name} is replaced"
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if not all(getattr(hook, "__name__", "").startswith(_OF_TRAINERS) for hook in hooks):
+        if not all(getattr(hook, "__name__", "").startswith(_HARMLESS_HOOKS) for hook in hooks):
             return f"{name or 'the model'} has hooks"
     return None

@@ -313,6 +313,8 @@ class SourceWeights:
         """A number of every row, of columns in turn."""
         with torch.inference_mode():
             matrices = [weight for weight in self._network.parameters() if weight.ndim > 1]
+            if not matrices:  # those of a file are packed, and never change
+                return b""
             parts = [weight.reshape(-1)[:: max(weight.shape[-1] - 1, 1)] for weight in matrices]
             numbers = torch.cat([part.to("cpu", torch.float64) for part in parts])
             return numbers.numpy().tobytes()
