@@ -217,6 +217,7 @@ class TestWeights:
     def test_what_is_not_looked_at_would_be_stale(self, model, monkeypatch):
         """The texts above differ from those of old weights: a check that sees nothing is caught."""
         monkeypatch.setattr(SourceWeights, "has_changed", lambda *_: False)
+        monkeypatch.setattr(SourceWeights, "check", lambda _: None)
         loaded(model)
         assert not torch.equal(model.generate(**ROWS, **GREEDY), plainly(model, ROWS, **GREEDY))
 
@@ -432,6 +433,7 @@ class TestAnotherProcess:
     def test_gets_the_structure_and_no_numbers(self):
         model = monge.accelerate(target(), perturbed(target()), backend="compiled")
         model.set_output_embeddings(model.get_input_embeddings())
+        model(**ONE, output_hidden_states=True)
         model.model.layers[0].register_forward_hook(lambda *_: None)
         sizes = {"_FEW": 100}
         file = io.BytesIO()
@@ -445,6 +447,7 @@ class TestAnotherProcess:
         assert not made.lm_head.weight.any()
         assert torch.equal(made.model.norm.weight, model.model.norm.weight)
         assert not made.model.layers[0]._forward_hooks
+        assert len(made(**ONE, output_hidden_states=True).hidden_states) > 1, "hooked anew"
         numbers = sum(weight.numel() for weight in model.parameters() if weight.numel() > 100)
         assert len(file.getbuffer()) < 4 * numbers
 

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,8 +27,8 @@ except BaseException as error:
 """
 _FEW: Final = 4096
 """Numbers of a tensor that is passed on as it is."""
-_REPLACED: Final = ("forward", "_original_forward")
-"""What trainers put into a model."""
+_REPLACED: Final = ("forward", "_original_forward", "_output_capturing_hooks_installed")
+"""What trainers put into a model, and the host's note that hooks for hidden states are there."""
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -93,7 +94,7 @@ class _StructurePickler(pickle.Pickler):
             reduced: Any = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
             make, arguments, state, *rest = reduced
             kept = {name: value for name, value in state.items() if name not in _REPLACED}
-            return make, arguments, kept | {name: {} for name in _HOOKS}, *rest
+            return make, arguments, kept | {name: OrderedDict() for name in _HOOKS}, *rest
         return NotImplemented
 
 

@@ -268,21 +268,19 @@ class SourceWeights:
         self._copy = copy
         self._seen = self.state()
 
-    def has_changed(self, state: object = None) -> bool:
-        """Return whether the network has other weights or layers than when it was copied.
-
-        Args:
-            state: The `state` of now, if it is known.
-        """
-        return (self.state() if state is None else state) != self._seen
+    def has_changed(self, state: object) -> bool:
+        """Return whether a `state` is another one than when the network was copied."""
+        return state != self._seen
 
     def check(self) -> None:
         """Refuse to go on with copies of weights that were changed.
 
+        Numbers are not compared: every text would wait for that.
+
         Raises:
             BackendError: If the network has other weights or layers than when it was copied.
         """
-        if self.has_changed():
+        if self._places() != self._seen[:2]:
             raise BackendError(
                 f"{type(self._network).__name__} was changed after it was loaded: backend "
                 f"{self._backend!r} still has the weights of that time; call "
@@ -294,14 +292,18 @@ class SourceWeights:
         self._seen = self.state()
         return self._network if self._copy is None else self._copy(self._network)
 
-    def state(self) -> object:
+    def state(self) -> tuple[object, object, bytes]:
         """Return what differs after a change."""
+        return *self._places(), self._samples() if self._are_copied else b""
+
+    def _places(self) -> tuple[object, object]:
+        """Return layers, and where their weights lie."""
         modules = list(self._network.modules())
         places = [
             (switches_of(module), *map(self._place, module._parameters.values()))
             for module in modules
         ]
-        return modules, places, self._samples() if self._are_copied else b""
+        return modules, places
 
     def _place(self, weight: torch.nn.Parameter | None) -> tuple[int, ...]:
         if weight is None:
