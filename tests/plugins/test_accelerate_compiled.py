@@ -433,7 +433,7 @@ class TestAnotherProcess:
     def test_gets_the_structure_and_no_numbers(self):
         model = monge.accelerate(target(), perturbed(target()), backend="compiled")
         model.set_output_embeddings(model.get_input_embeddings())
-        model(**ONE, output_hidden_states=True)
+        model.model(**ONE, output_hidden_states=True)
         model.model.layers[0].register_forward_hook(lambda *_: None)
         sizes = {"_FEW": 100}
         file = io.BytesIO()
@@ -447,7 +447,7 @@ class TestAnotherProcess:
         assert not made.lm_head.weight.any()
         assert torch.equal(made.model.norm.weight, model.model.norm.weight)
         assert not made.model.layers[0]._forward_hooks
-        assert len(made(**ONE, output_hidden_states=True).hidden_states) > 1, "hooked anew"
+        assert len(made.model(**ONE, output_hidden_states=True).hidden_states) > 1, "hooked anew"
         numbers = sum(weight.numel() for weight in model.parameters() if weight.numel() > 100)
         assert len(file.getbuffer()) < 4 * numbers
 
