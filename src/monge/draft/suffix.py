@@ -33,8 +33,8 @@ class SuffixDrafter(ModelFreeDrafter[SuffixIndex]):
         min_share: Smallest share of the occurrences that a candidate must follow.
         max_history: Tokens of earlier requests that are kept, newest first; 0 for none. Then
             requests of one batch draft from each other as well, and those with equal prompts have
-            an index of their own. A kept token takes 60 bytes in usual answers, and up to 300 where
-            tokens hardly repeat. One request affects the speed of others, but never the
+            an index of their own. A kept token takes about 24 bytes, and each token id that occurs in an
+            index about 200 more. One request affects the speed of others, but never the
             distribution of their text.
         history: The kept texts; `None` makes a new one. It may serve one decoder after another,
             whose targets have one vocabulary.

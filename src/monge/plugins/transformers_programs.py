@@ -48,7 +48,7 @@ _TRIAL: Final = 8  # tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall:
-    """What a call of `generate` asks for.
+    """The model, draft and options of a call of `generate`.
 
     Args:
         model: The target.
@@ -64,7 +64,7 @@ class GenerateCall:
 
     @property
     def key(self) -> str:
-        """What calls have learned belongs to this; other embeddings, other token ids."""
+        """The name under which calls keep what they learn; it differs for embeddings of another size."""
         size = getattr(self.model.config.get_text_config(), "vocab_size", None)
         placed = self.model.device, self.model.dtype, torch.get_num_threads()
         return repr((self._draft_key, dict(self.options), size, *placed))
@@ -263,7 +263,7 @@ class KeptPrograms:
 
 @dataclass(slots=True)
 class _Gain:
-    """Whether it pays to make copies of weights again after a change.
+    """Judges whether it pays to make copies of weights again after a change.
 
     What was decoded between the last two changes, or since the last one if that is more, tells how
     much will be decoded before the next.

@@ -46,7 +46,7 @@ class Flow:
 
 
 class LazyFlow(Flow):
-    """The flow to a single draw, y = min(s p, q), whose masses nobody may ask.
+    """The flow to a single draw, y = min(s p, q); its masses are computed when they are read.
 
     Args:
         accept_prob: pi of the draw.

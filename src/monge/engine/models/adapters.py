@@ -47,7 +47,7 @@ def merged_layer(layer: Any) -> torch.nn.Module:
 
 
 def merge_adapters(network: torch.nn.Module) -> None:
-    """Put plain layers in the place of those with adapters, in a copy of a network."""
+    """Replace the layers with adapters by plain ones, in a copy of a network."""
     for name, layer in tuple(adapted_layers(network)):
         parent, _, child = name.rpartition(".")
         network.get_submodule(parent).add_module(child, merged_layer(layer))

@@ -245,9 +245,9 @@ class NetworkModel(Protocol):
 class SourceWeights:
     """Finds changes to a network whose weights a backend runs in another form.
 
-    Training, `load_state_dict`, assigned tensors, replaced or added layers, and switched adapters are
-    seen. Torch does not count numbers that are written through `.data`: one number of every row is
-    compared for these, so that a change of a few numbers may not be seen.
+    `check` sees training, `load_state_dict`, assigned tensors, replaced or added layers, and switched
+    adapters. Torch does not count numbers that are written through `.data`. `has_changed` compares one
+    number of every row for these, so a change of a few numbers may not be seen.
 
     Args:
         network: The network.
