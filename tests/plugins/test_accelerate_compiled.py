@@ -19,6 +19,7 @@ from monge.backends.cpu.program_cache import network_facts, program_key
 from monge.core.errors import BackendError, OptionError
 from monge.engine.models import background_compiler
 from monge.engine.models.forward_program import SourceWeights
+from monge.plugins import transformers_generate
 from monge.plugins.transformers_programs import KeptPrograms, _Gain, eager_reason
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network, padded, perturbed, prompts
@@ -251,6 +252,27 @@ class TestWeights:
         kept._gain.seconds = 1e7  # many tokens since the last change
         assert_plain(model)
         assert runs
+
+    def test_eager_calls_between_compiled_ones_draft_from_the_same_texts(
+        self, model, runs, monkeypatch
+    ):
+        decode, rounds = transformers_generate.decode, []
+
+        def counted(sessions, *given, **options):
+            yield from decode(sessions, *given, **options)
+            rounds.append(sum(session.num_rounds for session in sessions))
+
+        monkeypatch.setattr(transformers_generate, "decode", counted)
+        drafts = {"drafter": "suffix(max_history=400)", "controller": "fixed"}
+        first = model.generate(**ONE, **GREEDY, **drafts)
+        assert runs
+        with torch.no_grad():
+            model.model.norm.weight.mul_(2.0)  # the same greedy text
+        model.generate.programs._gain.cost_s = 1e6
+        runs.clear()
+        assert torch.equal(model.generate(**ONE, **GREEDY, **drafts), first)
+        assert runs == []
+        assert rounds[1] < rounds[0] / 2
 
     def test_the_rule(self):
         gain = _Gain()

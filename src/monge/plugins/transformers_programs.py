@@ -1,6 +1,7 @@
 """The parts that decode a call of `generate`, and compiled ones, which are kept from call to call and follow the weights."""
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,11 +114,17 @@ def forget(model: Any) -> None:
 
 
 @contextlib.contextmanager
-def eager_components(call: GenerateCall) -> Iterator[Components]:
-    """Make components that run as `transformers` does, for one call."""
+def eager_components(call: GenerateCall, texts: TextHistory | None = None) -> Iterator[Components]:
+    """Make components that run as `transformers` does, for one call.
+
+    Args:
+        call: The call.
+        texts: Texts of earlier calls; without it, those of earlier eager calls.
+    """
     learned = _LEARNED.setdefault(call.model, {})
     shared, history = learned.pop(call.key, (None, TextHistory()))
-    components = call.components(as_sequence_model(call.model), history=history)
+    target = as_sequence_model(call.model)
+    components = call.components(target, history=history if texts is None else texts)
     if shared is not None:
         components = replace(components, shared=shared)
     try:
@@ -158,6 +165,7 @@ class KeptPrograms:
         self._target: SequenceModel | None = None
         self._drafts = dict[object, list[SequenceModel]]()
         self._components = dict[str, Components]()
+        self._texts = defaultdict[str, TextHistory](TextHistory)
         self._compilers = dict[str, BackgroundCompiler]()
         self._gain, self._states = _Gain(), list[object]()
 
@@ -193,7 +201,7 @@ class KeptPrograms:
                 components, start = self._current(call), now()
                 try:
                     if components is None:
-                        with eager_components(call) as components:
+                        with eager_components(call, self._texts[call.key]) as components:
                             yield components
                     else:
                         components.prepare(1 << (num_rows - 1).bit_length())
@@ -221,7 +229,9 @@ class KeptPrograms:
         if self._target is None:
             self._target = as_sequence_model(call.model, backend=self.backend)
         if key not in self._components:
-            self._components[key] = call.components(self._target, self.backend, self._drafts)
+            self._components[key] = call.components(
+                self._target, self.backend, self._drafts, self._texts[call.key]
+            )
         components = self._components[key]
         sources = [model.source for model in components.copying_models if model.source]
         states = [source.state() for source in sources]

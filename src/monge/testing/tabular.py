@@ -153,7 +153,7 @@ class TabularModel:
             if path:
                 self._committed[sequence] = nodes[path[-1]]
             self._nodes[sequence] = []
-            self._states.commit(sequence, path)
+        self._states.commit(paths)
 
     def length(self, sequence: int) -> int:
         return len(self._committed[sequence])
@@ -196,7 +196,8 @@ class TabularModel:
             above = self._committed[sequence] if parent < 0 else nodes[parent]
             nodes.append((*above, token))
         logits = torch.stack([self._logits_after(text) for text in nodes[first:]])
-        self._states.read(sequence, [logits] * len(self._states.layers))
+        layers = len(self._states.layers)
+        self._states.read({sequence: (0, len(logits))}, [logits[None]] * layers)
         return logits
 
     def _logits_after(self, text: tuple[int, ...]) -> Tensor:

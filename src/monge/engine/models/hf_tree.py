@@ -291,8 +291,8 @@ class HfTreeModel(HfModel):
                 self._cache.keep(self._cache.index(sequence), row.length, columns)
             row.length += len(path)
             row.nodes.clear()
-            if self._states.layers:
-                self._states.commit(sequence, path)
+        if self._states.layers:
+            self._states.commit(paths)
 
     def length(self, sequence: int) -> int:
         return self._cache.row(sequence).length
@@ -428,9 +428,12 @@ class HfTreeModel(HfModel):
                     f"mask: {type(error).__name__}: {error}; use the network without monge"
                 ) from error
             if self._states.layers:
-                for sequence, block in blocks.items():
-                    row, count = cache.index(sequence) - cache.rows.start, len(block.parents)
-                    self._states.read(sequence, [state[row, :count] for state in output.states])
+                first = cache.rows.start
+                places = {
+                    sequence: (cache.index(sequence) - first, len(block.parents))
+                    for sequence, block in blocks.items()
+                }
+                self._states.read(places, output.states)
         self._forward_s += now() - start
         cache.settle()
         return output.logits
@@ -444,7 +447,7 @@ class HfTreeModel(HfModel):
         with torch.inference_mode():
             output = program.read_chain(block.token_ids, cache.starts[0], cache)
             if self._states.layers:
-                self._states.read(row.sequence, [state[0] for state in output.states])
+                self._states.read({row.sequence: (0, len(block.parents))}, output.states)
             logits = output.logits[0]
         self._forward_s += now() - start
         return logits

@@ -71,20 +71,33 @@ class HiddenStates:
     def load(self, sequence: int, states: Float[Tensor, "tokens width"]) -> None:
         """Log the states of tokens that were read before, as `save` returned them, and commit them."""
         if len(states):
-            parts = states.split(states.shape[1] // len(self.layers), dim=1)
-            self.read(sequence, parts)
-            self.commit(sequence, range(len(states)))
+            parts = states[None].split(states.shape[1] // len(self.layers), dim=2)
+            self.read({sequence: (0, len(states))}, parts)
+            self.commit({sequence: range(len(states))})
 
-    def read(self, sequence: int, states: Sequence[Float[Tensor, "nodes hidden"]]) -> None:
-        """Log new uncommitted nodes, one tensor per index of `layers`."""
+    def read(
+        self,
+        places: Mapping[int, tuple[int, int]],
+        states: Sequence[Float[Tensor, "rows nodes hidden"]],
+    ) -> None:
+        """Log the new uncommitted nodes of a forward.
+
+        Args:
+            places: Row of each sequence, and the number of its nodes.
+            states: One tensor per index of `layers`.
+        """
         by_layer = dict(zip(self.layers, states, strict=True))
         for log in self._logs:
-            log.read(sequence, [by_layer[layer] for layer in log.layers])
+            # A copy, even of one: some steps write the next outputs into the same memory.
+            rows = torch.cat([by_layer[layer] for layer in log.layers], dim=-1).unbind()
+            for sequence, (row, count) in places.items():
+                log.read(sequence, rows[row] if len(rows[row]) == count else rows[row][:count])
 
-    def commit(self, sequence: int, path: Sequence[int]) -> None:
-        """Keep the nodes of a path, drop the rest."""
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
+        """Keep the nodes of a path of each sequence, drop the rest."""
         for log in self._logs:
-            log.commit(sequence, path)
+            for sequence, path in paths.items():
+                log.commit(sequence, path)
 
     def close(self, sequence: int) -> None:
         """Forget a sequence."""
@@ -129,23 +142,24 @@ class HiddenStateLog:
         self._nodes: dict[int, list[Tensor]] = {}
         self._fresh: dict[int, list[Tensor]] = {}
 
-    def read(self, sequence: int, states: Sequence[Float[Tensor, "nodes hidden"]]) -> None:
-        """New uncommitted nodes, one tensor per watched layer."""
-        # A copy, even of one: some steps write the next outputs into the same memory.
-        self._nodes.setdefault(sequence, []).append(torch.cat(tuple(states), dim=-1))
+    def read(self, sequence: int, states: Float[Tensor, "nodes width"]) -> None:
+        """Log new uncommitted nodes, watched layers side by side."""
+        self._nodes.setdefault(sequence, []).append(states)
 
     def commit(self, sequence: int, path: Sequence[int]) -> None:
-        """Keep the nodes of a path, drop the rest."""
+        """Keep the nodes of a path, which ascend, and drop the rest."""
         nodes = self._nodes.pop(sequence, [])
-        if path and nodes and self._only_last:
-            known, last = _joined(nodes), path[-1]
-            self._fresh[sequence] = [known if len(known) == 1 else known[last : last + 1]]
-        elif path and nodes:
-            first, last = path[0], path[-1]
+        if not (path and nodes):
+            return
+        known, path = _joined(nodes), path[-1:] if self._only_last else path
+        if len(path) < len(known):
             # A slice takes a tenth of what picking rows takes.
-            is_run = list(path) == list(range(first, last + 1))
-            rows = slice(first, last + 1) if is_run else list(path)
-            self._fresh.setdefault(sequence, []).append(_joined(nodes)[rows])
+            is_run = path[-1] - path[0] == len(path) - 1
+            known = known[slice(path[0], path[-1] + 1) if is_run else list(path)]
+        if self._only_last:
+            self._fresh[sequence] = [known]
+        else:
+            self._fresh.setdefault(sequence, []).append(known)
 
     def take(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
         """Return hidden states of the tokens committed since the last call, layers side by side.
