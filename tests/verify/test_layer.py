@@ -38,9 +38,11 @@ from tests.verify.whole_trees import (
     Path,
     Tables,
     expected_accepted,
+    fixed_width,
     grown,
     random_tables,
     text_error,
+    width_error,
 )
 
 INNER = {
@@ -55,26 +57,13 @@ INNER = {
 COMBINATIONS = [(inner, way) for inner, ways in INNER.items() for way in ways]
 
 
-def fixed_width(tables: Tables, widths: tuple[int, ...], way: str) -> Children:
-    def children(path: Path) -> Proposal | None:
-        return (
-            children_of(way, tables.draft(path), widths[len(path)])
-            if len(path) < len(widths)
-            else None
-        )
-
-    return children
-
-
 @pytest.mark.parametrize(("inner", "way"), COMBINATIONS)
 @pytest.mark.parametrize(("vocab", "widths"), [(3, (2,)), (2, (2, 2))])
 def test_the_text_has_the_law_of_the_target(
     inner: str, way: str, vocab: int, widths: tuple[int, ...]
 ) -> None:
     tables = random_tables(vocab=vocab, depth=len(widths), seed=4)
-    assert (
-        text_error(Layer(inner), tables, fixed_width(tables, widths, way), len(widths) + 1) < EXACT
-    )
+    assert width_error(Layer(inner), tables, widths, way) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -84,9 +73,7 @@ def test_the_text_has_the_law_of_the_target(
 @pytest.mark.parametrize(("vocab", "widths"), [(3, (1, 2)), (2, (2, 1, 1))])
 def test_deeper_trees(inner: str, way: str, vocab: int, widths: tuple[int, ...]) -> None:
     tables = random_tables(vocab=vocab, depth=len(widths), seed=4)
-    assert (
-        text_error(Layer(inner), tables, fixed_width(tables, widths, way), len(widths) + 1) < EXACT
-    )
+    assert width_error(Layer(inner), tables, widths, way) < EXACT
 
 
 @pytest.mark.parametrize("same_until", [0, 1, 2])
@@ -337,7 +324,7 @@ def test_a_wrong_mass_of_the_rest_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
 
 def _error(rule: Layer) -> float:
     tables = random_tables(vocab=3, depth=2, seed=1)
-    return text_error(rule, tables, fixed_width(tables, (2, 1), "iid"), 3)
+    return width_error(rule, tables, (2, 1), "iid")
 
 
 def test_by_name() -> None:

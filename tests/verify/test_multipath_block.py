@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import ProposalMismatchError
@@ -28,9 +27,17 @@ from monge.verify.base import Verifier
 from monge.verify.block import Block
 from monge.verify.layer import Layer
 from monge.verify.multipath_block import MultipathBlock, _Order, _select
-from tests.kit.strategies import weight_lists
 from tests.verify.acceptance import EXACT
-from tests.verify.whole_trees import Path, Tables, continued, grown, random_tables, text_error
+from tests.verify.whole_trees import (
+    Path,
+    Tables,
+    continued,
+    grown,
+    random_tables,
+    tables_of_two_levels,
+    text_error,
+    width_error,
+)
 
 
 def paths(tables: Tables, num_paths: int, depth: int, draws: Draws) -> TokenTree:
@@ -69,20 +76,8 @@ def accepted(rule: Verifier, tables: Tables, num_paths: int, depth: int) -> floa
     return sum(count * prob for count, prob in exact_law(run).items())
 
 
-@st.composite
-def two_levels(draw) -> Tables:  # type: ignore[no-untyped-def]
-    """Unrelated laws with zeros and ties, or equal laws at some nodes."""
-    level: list[Path] = [(), (0,), (1,), (2,)]
-    level += [(first, second) for first in range(3) for second in range(3)]
-    targets = {path: draw(weight_lists(3)) for path in level}
-    drafts = {
-        path: targets[path] if draw(st.booleans()) else draw(weight_lists(3)) for path in level
-    }
-    return Tables(targets, drafts)
-
-
 @settings(max_examples=4)
-@given(tables=two_levels())
+@given(tables=tables_of_two_levels())
 def test_laws_with_zeros_ties_and_equal_nodes(tables: Tables) -> None:
     for num_paths, depth in ((1, 2), (2, 1), (3, 1), (2, 2)):
         assert error(MultipathBlock(), tables, num_paths, depth) < EXACT, (num_paths, depth)
@@ -110,11 +105,7 @@ def test_more_paths_and_deeper_ones(num_paths: int, depth: int) -> None:
 @pytest.mark.parametrize("widths", [(2, 1), (2, 2), (1, 3)])
 def test_trees_whose_nodes_draw_for_themselves(widths: tuple[int, ...]) -> None:
     tables = random_tables(vocab=2, depth=len(widths), seed=7)
-
-    def children(path: Path) -> Proposal | None:
-        return Iid(tables.draft(path), widths[len(path)]) if len(path) < len(widths) else None
-
-    assert text_error(MultipathBlock(), tables, children, len(widths) + 1) < EXACT
+    assert width_error(MultipathBlock(), tables, widths, "iid") < EXACT
 
 
 def test_the_promise_of_paths_is_needed() -> None:

@@ -3,13 +3,11 @@
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from monge.core.draws import TapeDraws
 from monge.core.errors import ProposalMismatchError
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.tree import TokenTree
-from monge.draft.tree.children import children_of
 from monge.testing.oracle import exact_law
 from monge.transport.candidates import CandidateLaw
 from monge.transport.linear_program import solve_tree
@@ -18,42 +16,19 @@ from monge.verify.base import Verifier, Walk
 from monge.verify.block import Block
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.traversal import Traversal
-from tests.kit.strategies import weight_lists
 from tests.verify.acceptance import EXACT
 from tests.verify.whole_trees import (
-    Children,
-    Path,
     Tables,
     expected_accepted,
+    fixed_width,
     grown,
     random_tables,
+    tables_of_two_levels,
     text_error,
+    width_error,
 )
 
 WAYS = ("without_replacement", "iid", "top", "greedy_plus_one")
-
-
-def fixed_width(tables: Tables, widths: tuple[int, ...], way: str) -> Children:
-    def children(path: Path) -> Proposal | None:
-        return (
-            children_of(way, tables.draft(path), widths[len(path)])
-            if len(path) < len(widths)
-            else None
-        )
-
-    return children
-
-
-@st.composite
-def tables_of_two_levels(draw) -> Tables:  # type: ignore[no-untyped-def]
-    """Unrelated laws with zeros and ties, or equal laws at some nodes."""
-    paths: list[Path] = [(), (0,), (1,), (2,)]
-    paths += [(first, second) for first in range(3) for second in range(3)]
-    targets = {path: draw(weight_lists(3)) for path in paths}
-    drafts = {
-        path: targets[path] if draw(st.booleans()) else draw(weight_lists(3)) for path in paths
-    }
-    return Tables(targets, drafts)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -61,17 +36,14 @@ def tables_of_two_levels(draw) -> Tables:  # type: ignore[no-untyped-def]
 @given(tables=tables_of_two_levels())
 def test_laws_with_zeros_ties_and_equal_nodes(way: str, tables: Tables) -> None:
     for widths in ((2,), (3,), (2, 1), (1, 2)):
-        children = fixed_width(tables, widths, way)
-        assert text_error(Traversal(), tables, children, len(widths) + 1) < EXACT, widths
+        assert width_error(Traversal(), tables, widths, way) < EXACT, widths
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("widths", [(2, 2), (2, 1, 1)])
 def test_deeper_trees(way: str, widths: tuple[int, ...]) -> None:
     tables = random_tables(vocab=2, depth=len(widths), seed=4)
-    assert (
-        text_error(Traversal(), tables, fixed_width(tables, widths, way), len(widths) + 1) < EXACT
-    )
+    assert width_error(Traversal(), tables, widths, way) < EXACT
 
 
 def test_never_more_than_the_multi_step_optimum() -> None:
@@ -143,9 +115,7 @@ def test_sorting_the_children_is_seen() -> None:
     errors = []
     for seed in range(4):
         tables = random_tables(vocab=3, depth=1, seed=seed)
-        errors.append(
-            text_error(Sorted(), tables, fixed_width(tables, (2,), "without_replacement"), 2)
-        )
+        errors.append(width_error(Sorted(), tables, (2,), "without_replacement"))
     assert max(errors) > 1e-2
 
 

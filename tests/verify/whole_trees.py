@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from hypothesis import strategies as st
 
 from monge.core.draws import Draws
 from monge.core.law import DenseLaw
 from monge.core.proposal import Proposal
 from monge.core.tree import GrowingTree, TokenTree
+from monge.draft.tree.children import children_of
 from monge.testing.oracle import exact_law, law_error
 from monge.verify.base import Verifier
-from tests.kit.strategies import dense_law
+from tests.kit.strategies import dense_law, weight_lists
 
 Path = tuple[int, ...]
 Children = Callable[[Path], Proposal | None]
@@ -85,6 +87,33 @@ def text_error(rule: Verifier, tables: Tables, children: Children, length: int) 
     return law_error(
         continued(exact_law(run), tables, length), continued({(): 1.0}, tables, length)
     )
+
+
+@st.composite
+def tables_of_two_levels(draw) -> Tables:  # type: ignore[no-untyped-def]
+    """Unrelated laws with zeros and ties, or equal laws at some nodes."""
+    paths: list[Path] = [(), (0,), (1,), (2,)]
+    paths += [(first, second) for first in range(3) for second in range(3)]
+    targets = {path: draw(weight_lists(3)) for path in paths}
+    drafts = {
+        path: targets[path] if draw(st.booleans()) else draw(weight_lists(3)) for path in paths
+    }
+    return Tables(targets, drafts)
+
+
+def fixed_width(tables: Tables, widths: Sequence[int], way: str) -> Children:
+    """Children that are drawn in one way, so many of each node of a depth."""
+
+    def children(path: Path) -> Proposal | None:
+        is_leaf = len(path) == len(widths)
+        return None if is_leaf else children_of(way, tables.draft(path), widths[len(path)])
+
+    return children
+
+
+def width_error(rule: Verifier, tables: Tables, widths: Sequence[int], way: str) -> float:
+    """`text_error` of the tokens that a tree of such children can decide."""
+    return text_error(rule, tables, fixed_width(tables, widths, way), len(widths) + 1)
 
 
 def expected_accepted(rule: Verifier, tables: Tables, children: Children) -> float:

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from monge.verify.fast.scores import SMALLEST_MASS, Lines, Scores
+from monge.verify.functional.masked import RowLaws
 from monge.verify.functional.rejection import block
 from monge.verify.functional.tensors import (
     BatchWalk,
@@ -23,7 +24,6 @@ from monge.verify.functional.tensors import (
     draft_at,
     draft_of,
     frozen,
-    mass_of,
     next_uniform,
     next_uniforms,
     num_uniforms,
@@ -59,10 +59,9 @@ def optimal(
         drawn = ways.drawn[walk.node]
         count = (drawn >= 0).sum(1)
         x = _tokens(token_ids, drawn)
-        first = x[:, :1].clamp_min(0)
-        is_accepted = next_uniform(uniforms, used) < p.gather(1, first).squeeze(1) / mass_of(
-            q, ids, first
-        )
+        first = x[:, 0]
+        ratio = RowLaws(p).prob(first) / RowLaws(q, ids).prob(first)
+        is_accepted = next_uniform(uniforms, used) < ratio
         winner = torch.where((count == 1) & is_accepted, 0, -1)
         ceiling, is_several = torch.ones_like(p[:, 0]), count > 1
         if x.shape[1] > 1:
@@ -283,7 +282,9 @@ class _Nodes(NamedTuple):
         if won is None:  # one draw
             (child,), ceiling = drawn, certain
             masses = torch.minimum(scale[:, None] * _on(p, ids), q)
-            accept[child] = (due[child] / mass_of(q, ids, self._tokens(drawn))).clamp_max(1.0)
+            accept[child] = (
+                due[child] / RowLaws(q, ids).prob(self._tokens(drawn)[:, 0])
+            ).clamp_max(1.0)
             rejected, refused = 1.0 - accept[child], (q - masses).cumsum(1)[:, -1]
         else:
             chances, masses, ceiling = won

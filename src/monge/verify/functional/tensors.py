@@ -273,34 +273,3 @@ def draft_at(draft: DraftLaws, node: Int64[Tensor, " batch"]) -> tuple[Tensor, T
 def draft_of(draft: DraftLaws, node: int) -> tuple[Tensor, Tensor | None]:
     """Return draft masses and their tokens at the same node of all requests."""
     return draft.probs[:, node], None if draft.token_ids is None else draft.token_ids[:, node]
-
-
-def mass_of(
-    q: Float64[Tensor, "batch support"],
-    ids: Int64[Tensor, "batch support"] | None,
-    x: Int64[Tensor, "batch 1"],
-) -> Float64[Tensor, " batch"]:
-    """Return the draft mass of one token of each request."""
-    return q.gather(1, x).squeeze(1) if ids is None else torch.where(ids == x, q, 0.0).sum(1)
-
-
-def excess(
-    scale: Float64[Tensor, " batch"],
-    p: Float64[Tensor, "batch vocab"],
-    q: Float64[Tensor, "batch support"],
-    ids: Int64[Tensor, "batch support"] | None,
-) -> tuple[Float64[Tensor, "batch vocab"], Float64[Tensor, " batch"]]:
-    """`(scale p - q)_+`, not normalised, and its sum."""
-    left = scale[:, None] * p
-    rest = (left - q if ids is None else left.scatter_add(1, ids, -q)).clamp_min(0.0)
-    return rest, rest.sum(1)
-
-
-def without(
-    q: Float64[Tensor, "batch support"],
-    ids: Int64[Tensor, "batch support"] | None,
-    x: Int64[Tensor, "batch 1"],
-) -> Float64[Tensor, "batch support"]:
-    """Return q without a token, normalised."""
-    rest = q.scatter(1, x, 0.0) if ids is None else torch.where(ids == x, 0.0, q)
-    return rest / rest.sum(1, keepdim=True)
