@@ -31,6 +31,23 @@ def test_where_the_last_state_is_enough_it_is_there_as_often_as_asked() -> None:
     assert last_state.take(0) is None
 
 
+def test_a_text_that_nobody_drafts_for_keeps_no_states_of_others() -> None:
+    """Its states are views of what the batch has read, until they are copied."""
+    states, num_rounds = HiddenStates(1), 200
+    log = states.watch((1,))
+    for place in range(num_rounds):
+        states.read({row: (row, 1) for row in range(8)}, [torch.full((8, 1, 7919), float(place))])
+        states.commit(dict.fromkeys(range(8), (0,)))
+    for row in range(1, 8):
+        states.close(row)
+    ours = [one for one in gc.get_objects() if type(one) is torch.Tensor and 7919 in one.shape]
+    held = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in ours}
+    text = log.take(0)
+    assert text is not None
+    assert text[:, 0].tolist() == list(range(num_rounds))
+    assert sum(held.values()) < 2 * text.untyped_storage().nbytes()
+
+
 def shown(num_layers: int, layers: tuple[int, ...]) -> HiddenStates:
     """The states of a network that one head asked for."""
     states = HiddenStates(num_layers)

@@ -101,21 +101,14 @@ def test_different_ways_of_drawing_in_one_tree() -> None:
     ways = {(): ("without_replacement", 2), (0,): ("top", 2), (1,): ("without_replacement", 2)}
 
     def children(path: Path) -> Proposal | None:
-        return (
-            children_of(ways[path][0], tables.draft(path), ways[path][1]) if path in ways else None
-        )
+        way, count = ways.get(path, ("", 0))
+        return children_of(way, tables.draft(path), count) if way else None
+
+    def with_draws(path: Path) -> Proposal | None:
+        return Iid(tables.draft(path), 2) if path == (2,) else children(path)
 
     assert text_error(Layer(), tables, children, 3) < EXACT
-    best = Layer(PerKind())
-    assert (
-        text_error(
-            best,
-            tables,
-            lambda path: Iid(tables.draft(path), 2) if path == (2,) else children(path),
-            3,
-        )
-        < EXACT
-    )
+    assert text_error(Layer(PerKind()), tables, with_draws, 3) < EXACT
 
 
 class NamedDraws(Iid):

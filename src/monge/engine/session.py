@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, Final, Literal
 
-from monge.core.context import PLAIN, Context, DraftPlan, depth_plan
+from monge.core.context import Context, DraftPlan, depth_plan
 from monge.core.draws import ClockDraws, Draws, RequestDraws, check_seed
 from monge.core.errors import ContextLengthError, OptionError, ProcessorError
 from monge.core.prompt import PromptProfile
@@ -239,8 +239,6 @@ class Session:
             plan: The plan.
             draft_length: Longest text that the drafter drafts for; see `DraftPlan.reaching`.
         """
-        if plan is PLAIN:
-            return plan
         room = self.request.max_new_tokens - self.num_generated - 1
         limited = plan.within(self.request.limits).within(depth_plan(room))
         return limited.reaching(len(self.context.token_ids), draft_length)

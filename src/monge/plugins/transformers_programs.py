@@ -224,8 +224,8 @@ class KeptPrograms:
         """Return kept or new components with the weights of now; `None` where following them would cost too much."""
         key = repr((call.key, call.draft_rules))
         if len(self._components) == _MOST_KEPT and key not in self._components:
-            self._components.clear()
-            self._drafts.clear()
+            for kept in (self._components, self._drafts, self._texts):
+                kept.clear()
         if self._target is None:
             self._target = as_sequence_model(call.model, backend=self.backend)
         if key not in self._components:

@@ -1,7 +1,7 @@
 """Hidden states of committed tokens, kept from the forwards that score trees."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 from weakref import WeakSet
 
 import torch
@@ -11,6 +11,9 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.engine.models.forward_program import ForwardOutput
+
+_MOST_PARTS: Final = 64
+"""Parts of a text that are kept side by side. Each holds the states of its whole batch, other texts among them."""
 
 
 class HiddenStates:
@@ -156,10 +159,9 @@ class HiddenStateLog:
             # A slice takes a tenth of what picking rows takes.
             is_run = path[-1] - path[0] == len(path) - 1
             known = known[slice(path[0], path[-1] + 1) if is_run else list(path)]
-        if self._only_last:
-            self._fresh[sequence] = [known]
-        else:
-            self._fresh.setdefault(sequence, []).append(known)
+        fresh = [] if self._only_last else self._fresh.get(sequence, [])
+        fresh.append(known)
+        self._fresh[sequence] = fresh if len(fresh) < _MOST_PARTS else [torch.cat(fresh)]
 
     def take(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
         """Return hidden states of the tokens committed since the last call, layers side by side.
