@@ -21,6 +21,7 @@ from typing import Any, Final
 import torch
 
 from lab.verify.laws import read_s
+from monge.backends.compiled_functions import FunctionCompiler
 from monge.backends.cuda import FunctionGraphs, GraphCapture
 from monge.bench.provenance import provenance
 from monge.bench.statistics import RepeatSummary, paired_ratios
@@ -72,6 +73,7 @@ class VerifySettings:
         batch_sizes: Nodes, or trees, in one measurement, one request each.
         repeats: Measurements of each cell.
         limit_s: A rule whose first measurement takes longer is skipped, there and at larger sizes.
+        uncompiled: On a GPU, capture verdicts as they are.
         seed: Seed of laws and draws.
     """
 
@@ -84,6 +86,7 @@ class VerifySettings:
     batch_sizes: tuple[int, ...] = (1, 8, 32)
     repeats: int = 5
     limit_s: float = 0.5
+    uncompiled: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -160,7 +163,7 @@ def _tree_records(
             cell["sampling"] = mode(*sampling)
             step(", ".join(f"{name} {value}" for name, value in cell.items()))
             sampled = SamplingRules(temperature=sampling[0], **sampling[1])
-            trees = _Trees(TREES.parse(tree), cell, sampled, settings, device)
+            trees = Trees(TREES.parse(tree), cell, sampled, settings, device)
             records += [
                 {"rule": name, **cell, "nodes": trees.num_nodes}
                 | trees.timed(VERIFIERS.parse(name), batch)
@@ -169,8 +172,15 @@ def _tree_records(
     return records
 
 
-class _Trees:
-    """One drawn tree and the target's logits for it, and the clock."""
+class Trees:
+    """One drawn tree and the target's logits for it, and the clock.
+
+    Attributes:
+        limits: Limits of the trees of its builder.
+        tree: The tree.
+        logits: Logits of all nodes.
+        sampling: How they become laws.
+    """
 
     def __init__(
         self,
@@ -180,12 +190,15 @@ class _Trees:
         settings: VerifySettings,
         device: torch.device,
     ) -> None:
-        self._limits, self._settings, self._device = builder.limits, settings, device
+        self.limits, self._settings, self._device = builder.limits, settings, device
         self._generator = torch.Generator().manual_seed(settings.seed)
         self._draws = RequestDraws(settings.seed)
-        # As the compiled backend runs verdicts.
-        on_gpu = device.type == "cuda"
-        self._record = FunctionGraphs(GraphCapture(device), 0) if on_gpu else None
+        self._record = None
+        if device.type == "cuda":  # as the compiled backend runs verdicts in the end
+            compiler = (
+                None if settings.uncompiled else FunctionCompiler(many_calls=0, is_elsewhere=False)
+            )
+            self._record = FunctionGraphs(GraphCapture(device), 0, compiler)
         vocab, support = cell["vocab"], cell["support"]
         self._num_draft_numbers = 0
         logits: dict[int, torch.Tensor] = {}
@@ -203,31 +216,33 @@ class _Trees:
             frontier = tuple(builder.expand(growing, frontier, laws, plan, self._draws))
         unread = self._normal(vocab, 3.0)  # nobody asks twice for the law after a leaf
         by_path = {_path(growing, node): row for node, row in logits.items()}
-        self._tree = builder.finish(growing, plan)
+        self.tree = builder.finish(growing, plan)
         order = [
-            by_path.get(self._tree.path_tokens(node), unread)
-            for node in range(self._tree.num_nodes)
+            by_path.get(self.tree.path_tokens(node), unread) for node in range(self.tree.num_nodes)
         ]
-        self._logits = torch.stack(order).float().to(device)
+        self.logits = torch.stack(order).float().to(device)
+        self.sampling = sampling
         self._context = Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=sampling)
 
     @property
     def num_nodes(self) -> int:
         """Drafted nodes."""
-        return self._tree.num_nodes - 1
+        return self.tree.num_nodes - 1
 
     def timed(self, rule: Rule, batch: int) -> dict[str, Any]:
         """Seconds a tree of a batch and their ratio to the yardstick, or the reason why there are none."""
-        reason = unsupported_reason(rule, self._limits.proposes, self._limits.max_width)
+        reason = unsupported_reason(rule, self.limits.proposes, self.limits.max_width)
         if reason is not None:
             return {"skipped": reason}
-        verifier, row = as_verifier(rule), self._logits[0]
+        verifier, row = as_verifier(rule), self.logits[0]
+        if self._record is not None:
+            self._clock(verifier, batch)  # captured and compiled
         first = self._clock(verifier, batch)
         if first > self._settings.limit_s:
             return {
                 "skipped": f"the tree took {first:.2g} s, longer than {self._settings.limit_s:g} s"
             }
-        num_rows = len(self._logits) + self._num_draft_numbers / len(row)
+        num_rows = len(self.logits) + self._num_draft_numbers / len(row)
         seconds, yardstick, reading = [], [], []
         for _ in range(self._settings.repeats):
             yardstick.append(_clock(lambda: torch.multinomial(row.softmax(0), 1), self._device))  # noqa: TID251 (the yardstick)
@@ -253,9 +268,9 @@ class _Trees:
         verifier.verify_many(
             [
                 ScoredTree(
-                    tree=self._tree,
+                    tree=self.tree,
                     target_laws=NodeLaws(
-                        self._logits, self._tree, self._context, (), record=self._record
+                        self.logits, self.tree, self._context, (), record=self._record
                     ),
                     draws=own,
                 )

@@ -17,7 +17,7 @@ from monge.core.proposal import (
     Proposal,
     WithoutReplacement,
 )
-from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.core.sampling_rules import SamplingRules, launched, law_from_logits
 from monge.core.tree import GrowingTree, TokenTree
 from monge.verify.base import as_verifier
 from monge.verify.problem import ScoredTree
@@ -144,7 +144,7 @@ def test_chains_of_several_lengths_have_one_wait(rule, kind, is_sparse, records)
 
     def record(function, inputs):
         recorded.append([tuple(one.shape) for one in inputs])
-        return function(*inputs)
+        return launched(function, inputs)
 
     with pretend.device() as device:
         scored = [one for shape in lengths for one in trees(kind, shape, is_sparse, device, 2)]
@@ -215,7 +215,7 @@ def test_requests_of_a_batch_share_nothing_that_differs(rule, records) -> None:
     with pretend.device() as device:
         scored = batch(device)
         pretend.waits.clear()
-        record = (lambda function, inputs: function(*inputs)) if records else None
+        record = launched if records else None
         assert verdicts(rule, scored, record) == expected
         calls = sum(count for place, count in pretend.waits.items() if "programs" in place[0])
         assert 0 < calls < len(scored), "some were verified together"

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.backends.chain_graphs import KINDS, ChainGraph, is_chain, kind_of
+from monge.backends.compiled_functions import Form, FunctionCompiler
 from monge.backends.fused_layers import LayerCompiler
 from monge.backends.parity_check import (
     as_backend_error,
@@ -129,53 +130,83 @@ def _spare_columns(capacity: int, like: Tensor) -> Tensor:
     return torch.arange(capacity - width, capacity, device=like.device).expand_as(like)
 
 
+@dataclass(slots=True)
+class _Known:
+    """A function with shapes of its inputs.
+
+    Attributes:
+        form: What decides; compiled once it comes often.
+        num_calls: Its calls so far.
+        is_final: Whether the form will not change any more.
+        graph: Its graph, if it is captured.
+    """
+
+    form: Form
+    num_calls: int = 0
+    is_final: bool = False
+    graph: CapturedGraph | None = None
+
+
 class FunctionGraphs:
     """Runs functions of tensors, and those that come again as CUDA graphs; a `Recorder`.
 
-    Functions of many numbers run as they are: their arithmetic takes longer than launches.
+    Functions of many numbers are not captured: their arithmetic takes longer than launches.
 
     Args:
         capture: Captures work on the device.
         few_calls: Calls of a function with the same shapes that are not worth a graph.
+        compiler: Compiles functions that come often; `None` leaves them as they are.
     """
 
-    def __init__(self, capture: Capture, few_calls: int = _FEW_CALLS) -> None:
-        self._capture, self._few_calls = capture, few_calls
-        self._graphs: OrderedDict[Hashable, CapturedGraph | int] = OrderedDict()
+    def __init__(
+        self,
+        capture: Capture,
+        few_calls: int = _FEW_CALLS,
+        compiler: FunctionCompiler | None = None,
+    ) -> None:
+        self._capture, self._few_calls, self._compiler = capture, few_calls, compiler
+        self._functions = OrderedDict[Hashable, _Known]()
         self._has_memory = True
 
     def __call__(self, function: Recordable, inputs: Sequence[Tensor]) -> Tensor:
-        if not self._has_memory or sum(tensor.numel() for tensor in inputs) > _MOST_NUMBERS:
-            return function(*inputs)
         key = function, *((tensor.shape, tensor.dtype) for tensor in inputs)
-        graph = self._graphs.get(key, 0)
-        if isinstance(graph, int):
-            graph = graph + 1 if graph < self._few_calls else self._captured(function, inputs)
-            if graph is not None:
-                self._graphs[key] = graph
-        if key in self._graphs:
-            self._graphs.move_to_end(key)
-        if len(self._graphs) > _MAX_FUNCTIONS:
-            self._graphs.popitem(last=False)
-        if not isinstance(graph, CapturedGraph):
-            return function(*inputs)
+        known = self._functions.setdefault(key, _Known(function.decide))
+        self._functions.move_to_end(key)
+        if len(self._functions) > _MAX_FUNCTIONS:
+            self._functions.popitem(last=False)
+        known.num_calls += 1
+        if not known.is_final and self._compiler is not None:
+            form = self._compiler.form(function, inputs)
+            known.is_final = form is not None
+            if form is not None and form != known.form:
+                known.form, known.graph = form, None
+        is_small = sum(tensor.numel() for tensor in inputs) <= _MOST_NUMBERS
+        is_rare = known.num_calls <= self._few_calls
+        if known.graph is None and is_small and not is_rare and self._has_memory:
+            known.graph = self._captured(function, known.form, inputs)
+        if (graph := known.graph) is None:
+            return known.form(*function.prepare(*inputs))
         for static, given in zip(graph.inputs, inputs, strict=True):
             static.copy_(given, non_blocking=True)
         graph.replay()
         return graph.outputs[0].clone()
 
-    def _captured(self, function: Recordable, inputs: Sequence[Tensor]) -> CapturedGraph | None:
+    def _captured(
+        self, function: Recordable, form: Form, inputs: Sequence[Tensor]
+    ) -> CapturedGraph | None:
         static_inputs = tuple(tensor.clone() for tensor in inputs)
-        constants = function.constants(inputs[0].device)
+        constants = form, function.decide.constants(inputs[0].device)
         try:
-            replay, outputs = captured(self._capture, lambda: (function(*static_inputs),))
+            replay, outputs = captured(
+                self._capture, lambda: (form(*function.prepare(*static_inputs)),)
+            )
         except torch.OutOfMemoryError as error:
             self._has_memory = False
             warnings.warn(
                 f"no memory for more CUDA graphs; verification is launched: {error}", stacklevel=6
             )
             return None
-        return CapturedGraph(static_inputs, (), replay, outputs, (constants,))
+        return CapturedGraph(static_inputs, (), replay, outputs, constants)
 
 
 class CudaGraphForward(ForwardProgram):
@@ -193,6 +224,7 @@ class CudaGraphForward(ForwardProgram):
         capture: Captures it.
         uncaptured: The step that runs without a graph; `module` by default. One whose layers are
             compiled is not compiled again for every shape that occurs once.
+        functions: Compiles verdicts; see `FunctionGraphs`.
     """
 
     name = "cuda_graph"
@@ -205,9 +237,10 @@ class CudaGraphForward(ForwardProgram):
         spec: ProgramSpec,
         capture: Capture,
         uncaptured: TracedForward | None = None,
+        functions: FunctionCompiler | None = None,
     ) -> None:
         self.module, self.spec, self._capture = module, spec, capture
-        self.record = FunctionGraphs(capture)
+        self.record = FunctionGraphs(capture, compiler=functions)
         self._uncaptured = UncompiledForward(uncaptured or module, spec)
         self._prompts = PromptGraphs(partial(captured, capture), self._uncaptured.module, spec)
         self._layout: object = None
@@ -426,6 +459,7 @@ def capture_forward(
     capture: Capture,
     layers: tuple[int, ...] = (),
     compiler: LayerCompiler | None = None,
+    functions: FunctionCompiler | None = None,
 ) -> CudaGraphForward:
     """Make the forward of a network by CUDA graphs, and check it against the network.
 
@@ -434,6 +468,7 @@ def capture_forward(
         capture: Captures work on its device.
         layers: Hidden states that come with the logits.
         compiler: Compiles its layers; where it cannot, graphs run them as they are.
+        functions: Compiles verdicts.
 
     Raises:
         BackendError: If the network cannot be captured; the message gives the reason.
@@ -449,11 +484,13 @@ def capture_forward(
         try:
             with as_backend_error(f"the layers of {name} cannot be compiled"):
                 compiled = TracedForward(network, spec, compiler.adapt)
-                return _checked(network, CudaGraphForward(compiled, spec, capture, plain))
+                return _checked(
+                    network, CudaGraphForward(compiled, spec, capture, plain, functions)
+                )
         except (BackendError, UnsupportedModelError) as error:
             compiler.give_up(error)
     with as_backend_error(f"{name} cannot be captured"):
-        return _checked(network, CudaGraphForward(plain, spec, capture))
+        return _checked(network, CudaGraphForward(plain, spec, capture, functions=functions))
 
 
 def _checked(network: PreTrainedModel, step: CudaGraphForward) -> CudaGraphForward:

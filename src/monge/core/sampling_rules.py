@@ -1,7 +1,7 @@
 """Sampling rules, and the one function that makes laws of logits, for target and drafter alike."""
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeGuard, runtime_checkable
 
@@ -74,8 +74,8 @@ class SamplingRules:
 
 
 @runtime_checkable
-class Recordable(Hashable, Protocol):
-    """A function of tensors that never waits for a number. Equal functions give equal results."""
+class Decision(Hashable, Protocol):
+    """A function of tensors that never waits for a number. Equal functions give equal results, also in another process."""
 
     def __call__(self, *inputs: Tensor) -> Tensor: ...
 
@@ -83,9 +83,31 @@ class Recordable(Hashable, Protocol):
         """Return what it reads besides its inputs."""
         ...
 
+    def trials(self, *inputs: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Yield inputs like these, on which a compiled form must give equal results."""
+        ...
+
+
+@runtime_checkable
+class Recordable(Hashable, Protocol):
+    """A function of tensors in two parts, `decide(*prepare(*inputs))`, that never waits for a number.
+
+    Many functions share a `decide`, which is worth compiling.
+    """
+
+    @property
+    def decide(self) -> Decision: ...
+
+    def prepare(self, *inputs: Tensor) -> tuple[Tensor, ...]: ...
+
 
 Recorder = Callable[[Recordable, Sequence[Tensor]], Tensor]
 """Runs a `Recordable` on a device, and may record its launches there."""
+
+
+def launched(function: Recordable, inputs: Sequence[Tensor]) -> Tensor:
+    """Run a function as it is; a `Recorder`."""
+    return function.decide(*function.prepare(*inputs))
 
 
 class StackedLaws(LawSequence, Protocol):

@@ -10,7 +10,8 @@ draws without replacement in layers, whose default rule is `traversal`, determin
 search at each node.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final
@@ -31,7 +32,13 @@ from monge.core.proposal import (
     Proposal,
     WithoutReplacement,
 )
-from monge.core.sampling_rules import Recorder, SamplingRules, are_stacked, probs_under
+from monge.core.sampling_rules import (
+    Recorder,
+    SamplingRules,
+    are_stacked,
+    launched,
+    probs_under,
+)
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.functional.optimum import layer, optimal
@@ -72,6 +79,9 @@ _WITH_REPEATS: Final = (recursive_rejection, optimal, layer)
 """Programs that read independent draws as often as they were drawn."""
 _OF_CHAINS: Final = (walk, on_chain)
 """Programs that take chains of several lengths together."""
+_NUM_TRIALS: Final = 32
+"""Verdicts of every request that a compiled program is compared on."""
+_GOLDEN_RATIO: Final = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,8 +241,9 @@ def _answers(questions: Sequence[_Question]) -> list[Verdict | None]:
         uniforms.to(device, non_blocking=True),
         *_stacked(padded, len(children)),
     )
-    answer = _ConfiguredProgram(first.program, first.rules, children, fixed)
-    numbers = answer(*inputs) if first.record is None else first.record(answer, inputs)
+    decide = _Decision(first.program, children, fixed)
+    record = launched if first.record is None else first.record
+    numbers = record(_ConfiguredProgram(first.rules, decide), inputs)
     # The host waits here, and nowhere else.
     rows: list[list[int]] = numbers.tolist()
     return [_verdict(question, row) for question, row in zip(questions, rows, strict=False)]
@@ -256,20 +267,19 @@ def _joined(rows: Sequence[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _ConfiguredProgram:
-    """A program with its settings."""
+class _Decision:
+    """A program for trees of one shape, whatever the sampling rules; a `Decision`."""
 
     program: Program
-    rules: SamplingRules
     children: tuple[tuple[int, ...], ...]
     fixed: tuple[int, ...]
 
     def __call__(
-        self, logits: Tensor, token_ids: Tensor, uniforms: Tensor, *laws: Tensor
+        self, probs: Tensor, token_ids: Tensor, uniforms: Tensor, *laws: Tensor
     ) -> Int64[Tensor, "requests numbers"]:
         """Return accepted nodes, the next token, the used uniforms, and the path."""
         verified = self.program(
-            probs_under(self.rules, logits),
+            probs,
             token_ids,
             self.children,
             DraftLaws(*laws) if laws else DraftLaws(uniforms[:0, :, None]),
@@ -280,9 +290,32 @@ class _ConfiguredProgram:
         return torch.cat([torch.stack(numbers, 1), verified.path], 1)
 
     def constants(self, device: torch.device) -> object:
-        """See `Recordable`."""
+        """See `Decision`."""
         shape = frozen(self.children)
         return TreeTensors.of(shape, device), Ways.of(shape, self.fixed, device)
+
+    def trials(
+        self, probs: Tensor, token_ids: Tensor, uniforms: Tensor, *laws: Tensor
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """See `Decision`: the same trees with other uniforms, and without numbers."""
+        yield probs * math.nan, token_ids, uniforms, *laws
+        places = torch.arange(1, 1 + uniforms.shape[1], device=uniforms.device)
+        for trial in range(_NUM_TRIALS):
+            # Spread over [0, 1), each column in another order.
+            shifts = trial * _GOLDEN_RATIO * places
+            yield probs, token_ids, (uniforms + shifts) % 1.0, *laws
+
+
+@dataclass(frozen=True, slots=True)
+class _ConfiguredProgram:
+    """A program with its settings; a `Recordable`."""
+
+    rules: SamplingRules
+    decide: _Decision
+
+    def prepare(self, logits: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """See `Recordable`."""
+        return probs_under(self.rules, logits), *others
 
 
 def _stacked(questions: Sequence[_Question], num_nodes: int) -> tuple[Tensor, ...]:

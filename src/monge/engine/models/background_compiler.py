@@ -16,14 +16,18 @@ from torch import Tensor
 
 from monge.engine.notices import notify
 
-# With a text, as some modules of heads are compiled when they first run.
 _CODE: Final = """
-import pickle, sys, monge
+import pickle, sys
 try:
-    decoder = monge.load(**pickle.load(sys.stdin.buffer))
-    decoder.generate([[0, 1]], max_new_tokens=4, ignore_eos=True)
+    arguments = pickle.load(sys.stdin.buffer)
+    {work}
 except BaseException as error:
     sys.exit(print(type(error).__name__, error) or 1)
+"""
+# With a text, as some modules of heads are compiled when they first run.
+_DECODE: Final = """
+    import monge
+    monge.load(**arguments).generate([[0, 1]], max_new_tokens=4, ignore_eos=True)
 """
 _FEW: Final = 4096
 """Numbers of a tensor that is passed on as it is."""
@@ -39,16 +43,20 @@ class BackgroundCompiler:
         arguments: Those of `monge.load` that make the decoder, or another one with the same programs.
             Of loaded models the structure is passed on, with zeros in the place of their weights:
             programs depend on no numbers.
+        work: Source of what the process does with its `arguments`.
+
+    Attributes:
+        has_failed: Whether there will be no programs.
     """
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._arguments = arguments
+    def __init__(self, arguments: Mapping[str, Any], work: str = _DECODE) -> None:
+        self._arguments, self._work = arguments, work
         self._process: subprocess.Popen[str] | None = None
-        self._has_failed = False
+        self.has_failed = False
 
     def is_busy(self, seconds: Sequence[int]) -> bool:
         """Return whether programs that take so long each are still being compiled; start that if they are not."""
-        if self._process is None and any(seconds) and not self._has_failed:
+        if self._process is None and any(seconds) and not self.has_failed:
             self._start(2 * sum(seconds))
         if self._process is None or self._process.poll() is None:
             return self._process is not None
@@ -56,6 +64,7 @@ class BackgroundCompiler:
             with pipe:
                 reason = pipe.read().strip() or "it ended"
             if self._process.returncode:
+                self.has_failed = True
                 notify(f"compiling beside the answers failed: {reason}")
         return False
 
@@ -64,7 +73,7 @@ class BackgroundCompiler:
         try:
             _StructurePickler(given).dump(dict(self._arguments))
         except Exception as error:  # noqa: BLE001 (classes and settings of the user's own need not fit into a file)
-            self._has_failed = True
+            self.has_failed = True
             notify(f"cannot be compiled beside the answers: {type(error).__name__}: {error}")
             return
         notify(
@@ -75,7 +84,7 @@ class BackgroundCompiler:
             file.write(given.getbuffer())
             file.seek(0)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _CODE],
+                [sys.executable, "-c", _CODE.format(work=self._work.strip())],
                 stdin=file,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -1,0 +1,146 @@
+"""Functions of tensors, such as verdicts, as few kernels: their many small operations take longer to launch than to compute.
+
+Another process compiles a function that is called often. This one then takes it from the compiler's
+cache, in a second or two: it would stand still otherwise, and the compiler cannot work beside it in a
+thread.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from monge.core.sampling_rules import Decision, Recordable
+from monge.engine.clock import note_preparation
+from monge.engine.models.background_compiler import BackgroundCompiler
+from monge.engine.notices import notify
+
+_MANY_CALLS: Final = 1000
+"""Calls of a function before it is compiled: each saves up to a millisecond, and taking it over stalls a round for a
+second or two."""
+_EXPECTED_S: Final = 10  # half of what the process takes
+_SHARE: Final = 0.1
+"""Largest share of the free memory that the inputs of a function may take in another process."""
+_WORK: Final = """
+    from monge.backends.compiled_functions import compile_zeros
+    compile_zeros(**arguments)
+"""
+
+Form = Callable[..., Tensor]
+"""A `Decision`, or its compiled form."""
+Compile = Callable[[Decision, Sequence[Tensor]], Form]
+"""Compiles a function for inputs of these shapes and types."""
+
+
+def compile_function(function: Decision, inputs: Sequence[Tensor]) -> Form:
+    """Trace a function, and compile the trace by Inductor alone; a `Compile`.
+
+    `torch.compile` would compile anew inside and outside of inference mode.
+    """
+    # Made now: the trace would take the copies to the device for a part of the function.
+    function.constants(inputs[0].device)
+    examples: list[Any] = [tensor.contiguous() for tensor in inputs]
+    trace = make_fx(function)(*examples)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler warns about itself
+        from torch import _inductor as inductor
+
+        compiled: Any = inductor.compile(trace, examples)
+        compiled(*examples)
+    return lambda *given: compiled(*(tensor.contiguous() for tensor in given))
+
+
+class FunctionCompiler:
+    """Compiles what functions decide by, once for all functions that share it.
+
+    Args:
+        compile: Compiles a function.
+        many_calls: Calls of a function with the same shapes after which it is compiled.
+        is_elsewhere: Whether another process compiles first.
+    """
+
+    def __init__(
+        self,
+        compile: Compile = compile_function,
+        many_calls: int = _MANY_CALLS,
+        *,
+        is_elsewhere: bool = True,
+    ) -> None:
+        self._compile, self._many_calls = compile, many_calls
+        self._is_elsewhere, self._num_calls = is_elsewhere, Counter[Hashable]()
+        self._processes = dict[Hashable, BackgroundCompiler]()
+        self._forms = dict[Hashable, Form]()
+
+    def form(self, function: Recordable, inputs: Sequence[Tensor]) -> Form | None:
+        """Count a call, and return the compiled form of `function.decide` for inputs of these shapes.
+
+        It is `function.decide` itself where that cannot be compiled, and `None` while that is not known.
+        """
+        key = function.decide, *((tensor.shape, tensor.dtype) for tensor in inputs)
+        if key not in self._forms:
+            self._num_calls[key] += 1
+            is_rare = self._num_calls[key] <= self._many_calls
+            if is_rare or self._is_waiting(key, function, inputs):
+                return None
+            self._forms[key] = function.decide if self._has_failed else self._made(function, inputs)
+        return self._forms[key]
+
+    @property
+    def _has_failed(self) -> bool:
+        """True if another process has failed: the next one would too."""
+        return any(process.has_failed for process in self._processes.values())
+
+    def _is_waiting(self, key: Hashable, function: Recordable, inputs: Sequence[Tensor]) -> bool:
+        if not self._is_elsewhere or self._has_failed:
+            return False
+        if key not in self._processes:
+            if any(process.is_busy(()) for process in self._processes.values()):
+                return True
+            prepared = function.prepare(*inputs)
+            if not _has_room(prepared):
+                self._num_calls[key] = 0  # asked again later
+                return True
+            arguments = {
+                "function": function.decide,
+                "shapes": [(tuple(tensor.shape), tensor.dtype) for tensor in prepared],
+                "device": str(prepared[0].device),
+            }
+            self._processes[key] = BackgroundCompiler(arguments, _WORK)
+        return self._processes[key].is_busy((_EXPECTED_S,))
+
+    def _made(self, function: Recordable, inputs: Sequence[Tensor]) -> Form:
+        note_preparation()
+        decide, prepared = function.decide, function.prepare(*inputs)
+        try:
+            form = self._compile(decide, prepared)
+            trials = [*decide.trials(*prepared)]
+            # Verdicts are whole numbers.
+            are_equal = torch.stack([(form(*trial) == decide(*trial)).all() for trial in trials])
+            obstacle = None if bool(are_equal.all()) else "they would be others"
+        except Exception as error:  # noqa: BLE001 (errors of compilers have no common class)
+            form, obstacle = decide, f"{type(error).__name__}: {str(error)[:300]}"
+        if obstacle is not None:
+            notify(f"verdicts are not compiled: {obstacle}")
+            return decide
+        return form
+
+
+def _has_room(inputs: Sequence[Tensor]) -> bool:
+    """Return whether another process may hold such inputs, and a few of their size, on the same device."""
+    device = inputs[0].device
+    if device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    return sum(tensor.nbytes for tensor in inputs) < _SHARE * free
+
+
+def compile_zeros(
+    function: Decision, shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], device: str
+) -> None:
+    """Compile a function for inputs of these shapes, so that the next process finds it in the compiler's cache."""
+    zeros = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in shapes]
+    compile_function(function, zeros)
