@@ -99,6 +99,7 @@ def test_without_the_draft_model(record, run, tiny_paths):
     assert "taken as declared, since the record names the draft model" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_run_with_a_head_is_judged_by_one_program(run, tiny_paths, tmp_path, monkeypatch):
     """The program that gives hidden states to the head gives logits to the checks."""
     require("compiled")

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch._inductor import metrics
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -262,7 +263,11 @@ class TestInAnotherProcess:
             assert verdict(graphs) == expected
         ((process,),) = [compiler._processes.values() for compiler in (graphs._compiler,)]
         assert process._process.wait(300) == 0
-        assert verdict(graphs) == expected
+        counters["inductor"].clear()
+        with torch.inference_mode():
+            assert verdict(graphs) == expected
+        hits = {name: count for name, count in counters["inductor"].items() if "fxgraph" in name}
+        assert hits == {"fxgraph_cache_hit": 1}
         assert all(known.is_final for known in graphs._functions.values())
         assert len(said()) == 1, "only that it compiles"
 

@@ -112,7 +112,8 @@ def test_the_text_is_that_of_generate(family, case):
     check(*pair(family), case)
 
 
-@cases(is_slow=lambda place, case: place > 0)
+# Each compiles a network; `test_accelerate_compiled.py` has the texts of one.
+@cases(is_slow=lambda place, case: True)
 def test_so_is_the_text_of_compiled_forwards(programs, family, case):
     with suppress(BackendError):  # positions from the order of tokens
         programs(network(family))

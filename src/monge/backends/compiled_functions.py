@@ -5,9 +5,11 @@ cache, in a second or two: it would stand still otherwise, and the compiler cann
 thread.
 """
 
+import copyreg
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -37,21 +39,46 @@ Compile = Callable[[Decision, Sequence[Tensor]], Form]
 
 
 def compile_function(function: Decision, inputs: Sequence[Tensor]) -> Form:
-    """Trace a function, and compile the trace by Inductor alone; a `Compile`.
+    """Trace a function, and compile the trace; a `Compile`.
 
-    `torch.compile` would compile anew inside and outside of inference mode.
+    The compiled form asks nothing of its inputs, since it is called with those of one kind only: it
+    would be compiled anew inside and outside of inference mode.
     """
     # Made now: the trace would take the copies to the device for a part of the function.
     function.constants(inputs[0].device)
-    examples: list[Any] = [tensor.contiguous() for tensor in inputs]
-    trace = make_fx(function)(*examples)
-    with warnings.catch_warnings():
+    settings: dict[str, Any] = {"guard_filter_fn": lambda guards: [False] * len(guards)}
+    # Of one mode: what another process compiled for tensors of another mode is not found in the cache.
+    with (
+        torch.inference_mode(mode=False),
+        torch.no_grad(),
+        _same_keys(),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # the compiler warns about itself
-        from torch import _inductor as inductor
+        examples = [
+            tensor.clone() if tensor.is_inference() else tensor.contiguous() for tensor in inputs
+        ]
+        trace = make_fx(function)(*examples)
+        form = torch.compile(trace, dynamic=False, fullgraph=True, options=settings)
+        form(*examples)
+    return lambda *given: form(*(tensor.contiguous() for tensor in given))
 
-        compiled: Any = inductor.compile(trace, examples)
-        compiled(*examples)
-    return lambda *given: compiled(*(tensor.contiguous() for tensor in given))
+
+@contextmanager
+def _same_keys() -> Iterator[None]:
+    """Let the compiler's cache give one key to one program in all processes.
+
+    Pickled as they are, memory formats of its inputs name the module that imported torch first.
+    """
+    copyreg.pickle(torch.memory_format, lambda kind: (_memory_format, (str(kind),)))  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        copyreg.dispatch_table.pop(torch.memory_format, None)
+
+
+def _memory_format(name: str) -> torch.memory_format:
+    return getattr(torch, name.removeprefix("torch."))
 
 
 class FunctionCompiler:
@@ -108,6 +135,7 @@ class FunctionCompiler:
                 "function": function.decide,
                 "shapes": [(tuple(tensor.shape), tensor.dtype) for tensor in prepared],
                 "device": str(prepared[0].device),
+                "threads": torch.get_num_threads(),
             }
             self._processes[key] = BackgroundCompiler(arguments, _WORK)
         return self._processes[key].is_busy((_EXPECTED_S,))
@@ -139,8 +167,12 @@ def _has_room(inputs: Sequence[Tensor]) -> bool:
 
 
 def compile_zeros(
-    function: Decision, shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], device: str
+    function: Decision,
+    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]],
+    device: str,
+    threads: int,
 ) -> None:
-    """Compile a function for inputs of these shapes, so that the next process finds it in the compiler's cache."""
+    """Compile a function for inputs of these shapes, so that the process that asks finds it in the compiler's cache."""
+    torch.set_num_threads(threads)  # a part of its key there
     zeros = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in shapes]
     compile_function(function, zeros)
