@@ -1,8 +1,8 @@
 """Functions of tensors, such as verdicts, as few kernels: their many small operations take longer to launch than to compute.
 
 Another process compiles a function that is called often. This one then takes it from the compiler's
-cache, in a second or two: it would stand still otherwise, and the compiler cannot work beside it in a
-thread.
+cache, in one to three seconds: it would stand still otherwise, and the compiler cannot work beside it
+in a thread.
 """
 
 import copyreg
@@ -22,8 +22,8 @@ from monge.engine.models.background_compiler import BackgroundCompiler
 from monge.engine.notices import notify
 
 _MANY_CALLS: Final = 1000
-"""Calls of a function before it is compiled: each saves up to a millisecond, and taking it over stalls a round for a
-second or two."""
+"""Calls of a function before it is compiled: each saves up to a millisecond, and taking it over stalls a round for one
+to three seconds."""
 _EXPECTED_S: Final = 10  # half of what the process takes
 _SHARE: Final = 0.1
 """Largest share of the free memory that the inputs of a function may take in another process."""
