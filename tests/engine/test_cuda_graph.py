@@ -602,12 +602,12 @@ def test_chains_behind_logits_of_another_type_are_left_to_levels():
     """Rounded to the type of the graph, they would be another law."""
     starts, shape = (
         torch.tensor([4]),
-        LevelShape(widths=(1, 1), replacement=True, rules=SamplingRules()),
+        LevelShape(widths=(1, 1), replacement=True),
     )
     chain = ChainGraph(pretend.Rerun(), lambda *_: torch.zeros(1, 1, 7), starts, "plain", None)
     uniforms = torch.zeros(1, 2, dtype=torch.float64)
     for dtype, is_drawn in ((torch.float32, True), (torch.float64, False)):
-        given = LevelDraws(torch.zeros(1, 1, 7, dtype=dtype), uniforms, shape)
+        given = LevelDraws(torch.zeros(1, 1, 7, dtype=dtype), uniforms, shape, [SamplingRules()])
         assert (chain.draw(given, slice(0, 1), (4,)) is not None) == is_drawn
 
 
@@ -619,13 +619,14 @@ def test_chains_write_over_no_other_text():
         seen.append(lengths.clone())
         return torch.zeros(4, 1, 7)
 
-    shape = LevelShape(widths=(1, 1, 1), replacement=True, rules=SamplingRules())
+    shape = LevelShape(widths=(1, 1, 1), replacement=True)
     chain = ChainGraph(pretend.Rerun(), read, starts, "plain", None)
     for rows, lengths in ((slice(0, 3), (5, 6, 7)), (slice(2, 4), (9, 4)), (slice(1, 2), (8,))):
         seen.clear()
         count = len(lengths)
         uniforms = torch.zeros(count, 3, dtype=torch.float64)
-        chain.draw(LevelDraws(torch.zeros(count, 1, 7), uniforms, shape), rows, lengths)
+        rules = [SamplingRules()] * count
+        chain.draw(LevelDraws(torch.zeros(count, 1, 7), uniforms, shape, rules), rows, lengths)
         expected = starts.clone()
         expected[rows] = torch.tensor(lengths)
         assert [one.tolist() for one in seen] == [(expected + step).tolist() for step in range(2)]

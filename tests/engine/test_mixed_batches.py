@@ -196,3 +196,23 @@ def test_a_graph_is_no_other_request_s(device, monkeypatch, tmp_path, head):
     options = (*OPTIONS[:9], *OPTIONS[:2])
     alone = written(host, sessions_of(host, options), batch_size=1)
     assert written(whole, sessions_of(whole, options), batch_size=1) == alone
+
+
+@pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 1))"])
+@pytest.mark.parametrize("backend", ["eager", "compiled"])
+def test_a_round_waits_as_often_for_many_settings_as_for_few(device, monkeypatch, tree, backend):
+    """For drafts and verdicts of the requests whose rules truncate, and of the others; not for each of eight settings."""
+    monkeypatch.setattr(cuda, "GraphCapture", lambda _: pretend.Rerun())
+    own = network("llama", "sdpa")
+    models = placed(own, device), placed(perturbed(own), device)
+    decoder = monge.load(*models, tree=tree, backend=backend, controller="fixed")
+    options = [
+        *({"temperature": heat} for heat in (0.5, 0.7, 1.0, 1.3)),
+        *({"top_p": 0.9}, {"top_k": 7}, {"top_k": 9, "min_p": 0.1}, {"top_p": 0.8, "seed": 5}),
+    ]
+    sessions = sessions_of(decoder, options)
+    pretend.waits.clear()
+    written(decoder, sessions, len(options))
+    num_rounds = max(session.num_rounds for session in sessions)
+    # A last round that drafts nothing has a verdict of another kind.
+    assert 2 * num_rounds <= sum(pretend.waits.values()) <= 4 * num_rounds + 4, pretend.waits

@@ -8,7 +8,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from monge.core import top_p as module
-from monge.core.sampling_rules import SamplingRules, law_from_logits, probs_from_logits, probs_under
+from monge.core.sampling_rules import (
+    SamplingRules,
+    law_from_logits,
+    probs_from_logits,
+    probs_of_all,
+)
 from monge.core.top_p import most_probable
 
 SIZES = (1, 2, 7, 600, 3000)
@@ -97,7 +102,7 @@ def test_laws_are_those_of_full_sorts(logits, temperature, top_k, top_p, min_p):
     rules = SamplingRules(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     expected = sorted_law(logits, rules)
     law = law_from_logits(logits, rules)
-    together = probs_under(rules, logits[None, None])[0, 0]
+    together = probs_of_all(rules, logits[None, None])[0, 0]
     assert law.sparse().token_ids.tolist() == expected.nonzero()[:, 0].tolist()
     for probs in (law.at(torch.arange(len(logits))), together):
         torch.testing.assert_close(probs, expected, rtol=0, atol=1e-14)

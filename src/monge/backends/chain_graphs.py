@@ -1,7 +1,7 @@
 """Chains of draft tokens by one CUDA graph a token, which reads the last one of every text and draws the next."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -13,25 +13,14 @@ from monge.core.levels import (
     independent,
     named_tokens,
 )
-from monge.core.sampling_rules import SamplingRules, probs_from_logits
+from monge.core.sampling_rules import numbers_of, probs_by_numbers
 
 LONGEST: Final = 64
 """Most tokens of a chain; padding writes as many columns behind all texts."""
-KINDS: Final = ("greedy", "plain", "warm", "truncated")
-"""Kinds of sampling rules, each with a graph of its own: the point mass, temperature 1, any temperature, and all rules."""
 
 Outputs = tuple[Tensor, ...]
 ReadTokens = Callable[[Tensor, Tensor], Tensor]
 """Reads a token of every row, `[rows, 1]`, behind its columns, `[rows]`; returns logits `[rows, 1, vocab]`."""
-
-
-def kind_of(rules: SamplingRules) -> str:
-    """Return the kind of sampling rules."""
-    if rules.temperature == 0:
-        return "greedy"
-    if rules.truncates:
-        return "truncated"
-    return "plain" if rules.temperature == 1 else "warm"
 
 
 def is_chain(shape: LevelShape) -> bool:
@@ -68,7 +57,6 @@ class ChainGraph:
             starts.new_zeros(num_rows, LONGEST),
         )
         self._uniforms = starts.new_zeros(num_rows, LONGEST, dtype=torch.float64)
-        # Temperature, top-k, top-p and min-p.
         self._rules = starts.new_ones(4, num_rows, dtype=torch.float64)
         # Whatever else the replays read: memory that nobody holds is given to others.
         self._read = read
@@ -86,11 +74,7 @@ class ChainGraph:
             largest, best = logits.max(-1)
             token, probs = torch.where(largest.isfinite(), best, -1), None
         else:
-            heat, top_k, top_p, min_p = self._rules
-            given: dict[str, Any] = {} if self._kind == "plain" else {"temperature": heat}
-            if self._kind == "truncated":
-                given |= {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-            probs = probs_from_logits(logits, **given)
+            probs = probs_by_numbers(self._kind, self._rules, logits)
             token = independent(probs.flatten(0, 1), self._uniforms.index_select(1, self._place))
         token = named_tokens(token, self.draft_ids)
         self._token.copy_(token.clamp_min(0))
@@ -108,18 +92,15 @@ class ChainGraph:
         """
         if given.logits.dtype != self._logits.dtype:
             return None
-        depth, rules = len(given.shape.widths), given.shape.rules
+        depth = len(given.shape.widths)
         self._lengths.copy_(self._starts)
         self._lengths[rows] = torch.tensor(lengths).to(self._lengths.device, non_blocking=True)
         self._uniforms[rows, :depth] = given.uniforms
         self._logits[rows] = given.logits
         self._place.zero_()
         if self._kind in {"warm", "truncated"}:
-            vocab = given.logits.shape[-1]
-            top_k = vocab if rules.top_k is None else rules.top_k
-            numbers = (rules.temperature, top_k, rules.top_p, rules.min_p)
-            for rule, number in zip(self._rules, numbers, strict=True):
-                rule.fill_(number)
+            numbers = numbers_of(given.rules, given.logits.shape[-1])
+            self._rules[:, rows] = numbers.to(self._rules.device, non_blocking=True)
         probs = list[Tensor]()
         replays = [
             (self._replay_first, self._first),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.backends.chain_graphs import KINDS, ChainGraph, is_chain, kind_of
+from monge.backends.chain_graphs import ChainGraph, is_chain
 from monge.backends.compiled_functions import Form, FunctionCompiler
 from monge.backends.fused_layers import LayerCompiler
 from monge.backends.parity_check import (
@@ -25,7 +25,7 @@ from monge.backends.prompt_graphs import MOST_TOKENS, PromptGraphs
 from monge.backends.traced import TracedForward, UncompiledForward, all_nodes
 from monge.core.errors import BackendError, UnsupportedModelError
 from monge.core.levels import DrawnLevels, LevelDraws
-from monge.core.sampling_rules import Recordable
+from monge.core.sampling_rules import KINDS, Recordable, kind_of
 from monge.engine.clock import note_preparation
 from monge.engine.models.forward_program import ForwardOutput, ForwardProgram, ProgramSpec
 from monge.engine.models.masks import masks_behind
@@ -316,7 +316,7 @@ class CudaGraphForward(ForwardProgram):
             return None
         # Padding too lies behind the texts.
         cache.place(rows, lengths, len(given.shape.widths))
-        key = power_of_two(rows.stop), kind_of(given.shape.rules)
+        key = power_of_two(rows.stop), kind_of(given.rules)
         chain = self._chain(key, cache, given.draft_ids)
         return None if chain is None else chain.draw(given, rows, lengths)
 

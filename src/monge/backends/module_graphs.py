@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monge.backends.chain_graphs import ChainGraph, is_chain, kind_of
+from monge.backends.chain_graphs import ChainGraph, is_chain
 from monge.backends.cuda import MAX_GRAPHS, WIDTHS, Capture, CapturedGraph, Outputs, captured
 from monge.backends.parity_check import as_backend_error, check_module
 from monge.core.levels import DrawnLevels, LevelDraws
 from monge.core.model import CachedStep, Forward
+from monge.core.sampling_rules import kind_of
 from monge.engine.models.masks import masks_behind
 
 
@@ -107,7 +108,7 @@ class StepGraph:
         if not is_chain(given.shape):
             return None
         self._follow(kept)
-        kind = kind_of(given.shape.rules)
+        kind = kind_of(given.rules)
         key = kind, id(kept[0]), id(given.draft_ids)
         if key not in self._chains:
             starts = torch.tensor(lengths).to(states.device)
@@ -134,7 +135,7 @@ class StepGraph:
             return logits[:, None]
 
         capture = partial(captured, self._capture)
-        kind = kind_of(given.shape.rules)
+        kind = kind_of(given.rules)
         return ChainGraph(capture, read, starts, kind, given.draft_ids), static_states
 
     def _follow(self, kept: Sequence[Tensor]) -> None:

@@ -32,12 +32,10 @@ class LevelShape:
         widths: Children of every node, from the root downwards.
         replacement: Whether children are independent draws. Levels wider than one are then drawn by
             the objects, where a repeated token is one node.
-        rules: How logits become draft laws.
     """
 
     widths: tuple[int, ...]
     replacement: bool
-    rules: SamplingRules
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -74,34 +72,49 @@ DrawnTree = tuple[Sequence[int], Sequence[Law]]
 A token is -1 where a law is not finite or has too few tokens; the tokens below that node have no meaning."""
 
 
+class RootDraws(NamedTuple):
+    """What the tree of one request is drawn from, beside logits.
+
+    Attributes:
+        uniforms: One a node, level by level; not read at temperature 0.
+        rules: How logits become draft laws.
+    """
+
+    uniforms: Sequence[float]
+    rules: SamplingRules
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LevelDraws:
     """Inputs from which trees are drawn.
 
     Args:
         logits: Logits at the roots.
-        uniforms: One a node, level by level; not read at temperature 0.
+        uniforms: See `RootDraws`.
         shape: Shape of the trees.
+        rules: How logits become draft laws, tree by tree; all are greedy, or none.
         draft_ids: The tokens that logits are about, ascending; `None` for all.
     """
 
     logits: Float[Tensor, "trees one vocab"]
     uniforms: Float64[Tensor, "trees nodes"]
     shape: LevelShape
+    rules: Sequence[SamplingRules]
     draft_ids: Int64[Tensor, " vocab"] | None = None
 
 
 def draws_of(
     requests: Sequence[int],
     logits: Mapping[int, Float[Tensor, "one vocab"]],
-    uniforms: Mapping[int, Sequence[float]],
+    draws: Mapping[int, RootDraws],
     shape: LevelShape,
     draft_ids: Int64[Tensor, " vocab"] | None,
 ) -> LevelDraws:
     """Return what the trees of requests are drawn from, in this order."""
     roots = torch.stack([logits[request] for request in requests])
-    positions = torch.tensor([uniforms[request] for request in requests], dtype=torch.float64)
-    return LevelDraws(roots, positions.to(roots.device, non_blocking=True), shape, draft_ids)
+    uniforms, rules = zip(*(draws[request] for request in requests), strict=True)
+    positions = torch.tensor(uniforms, dtype=torch.float64).to(roots.device, non_blocking=True)
+    return LevelDraws(roots, positions, shape, rules, draft_ids)
 
 
 class DrawnLevels(NamedTuple):
@@ -131,11 +144,11 @@ def draw_levels(given: LevelDraws, read: ReadLevel) -> DrawnLevels:
     logits, shape, draft_ids = given.logits, given.shape, given.draft_ids
     token_ids, laws, first = list[Tensor](), list[Tensor](), 0
     for level, (width, size) in enumerate(zip(shape.widths, shape.sizes, strict=True)):
-        if shape.rules.temperature == 0:
+        if given.rules[0].temperature == 0:
             largest, best = logits.max(-1)
             drawn = torch.where(largest.isfinite(), best, -1)
         else:
-            probs = probs_under(shape.rules, logits)
+            probs = probs_under(given.rules, logits)
             laws.append(probs)
             positions = given.uniforms[:, first : first + size].reshape(-1, width)
             draw = independent if shape.replacement else without_replacement

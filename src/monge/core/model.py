@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from monge.core.levels import DrawnTrees, LevelShape
+from monge.core.levels import DrawnTrees, LevelShape, RootDraws
 from monge.core.tree import FutureTree
 
 Forward = Callable[..., tuple[Tensor, ...]]
@@ -199,7 +199,7 @@ class HeadModel(Protocol):
         self,
         logits: Mapping[int, Float[Tensor, "one vocab"]],
         states: Mapping[int, Float[Tensor, "one hidden"]],
-        uniforms: Mapping[int, Sequence[float]],
+        draws: Mapping[int, RootDraws],
         shape: LevelShape,
         draft_ids: Int64[Tensor, " vocab"] | None,
     ) -> DrawnTrees:
@@ -328,7 +328,7 @@ class LevelModel(SequenceModel, Protocol):
     def draw_trees(
         self,
         logits: Mapping[int, Float[Tensor, "one vocab"]],
-        uniforms: Mapping[int, Sequence[float]],
+        draws: Mapping[int, RootDraws],
         shape: LevelShape,
         draft_ids: Int64[Tensor, " vocab"] | None = None,
     ) -> DrawnTrees:
@@ -338,7 +338,7 @@ class LevelModel(SequenceModel, Protocol):
 
         Args:
             logits: Logits at the roots, by sequence.
-            uniforms: One a node, level by level.
+            draws: What else they are drawn from, by sequence.
             shape: Shape of the trees.
             draft_ids: The tokens that logits are about, ascending; `None` for all.
         """

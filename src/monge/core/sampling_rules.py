@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Final, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -68,9 +68,27 @@ class SamplingRules:
         """True if some tokens lose their mass by rule."""
         return self.top_k is not None or self.top_p < 1 or self.min_p > 0
 
+    @property
+    def batch_key(self) -> tuple[bool, bool]:
+        """Equal for rules whose laws are made together."""
+        return self.temperature == 0, self.truncates
+
     def within_top(self, top_k: int) -> "SamplingRules":
         """The same rules, and no more than the `top_k` most probable tokens."""
         return replace(self, top_k=top_k if self.top_k is None else min(top_k, self.top_k))
+
+
+KINDS: Final = ("greedy", "plain", "warm", "truncated")
+"""Kinds of sampling rules: the point mass, temperature 1, any temperature, and all rules."""
+
+
+def kind_of(rules: Sequence[SamplingRules]) -> str:
+    """Return the kind of the rules of several requests, which are all greedy or none."""
+    if rules[0].temperature == 0:
+        return "greedy"
+    if any(of_request.truncates for of_request in rules):
+        return "truncated"
+    return "plain" if all(of_request.temperature == 1 for of_request in rules) else "warm"
 
 
 @runtime_checkable
@@ -264,6 +282,22 @@ def _rows_of_laws(
 
 
 def probs_under(
+    rules: Sequence[SamplingRules], logits: Float[Tensor, "batch nodes vocab"]
+) -> Float64[Tensor, "batch nodes vocab"]:
+    """`probs_from_logits` for requests with these rules, none of them greedy unless all are equal."""
+    if (same := same_rules(rules)) is not None:
+        return probs_of_all(same, logits)
+    numbers = numbers_of(rules, logits.shape[-1]).to(logits.device, non_blocking=True)
+    return probs_by_numbers(kind_of(rules), numbers, logits)
+
+
+def same_rules(rules: Sequence[SamplingRules]) -> SamplingRules | None:
+    """Return the rules of all requests, or `None` if they differ."""
+    first, *others = rules
+    return first if all(of_request == first for of_request in others) else None
+
+
+def probs_of_all(
     rules: SamplingRules, logits: Float[Tensor, "batch nodes vocab"]
 ) -> Float64[Tensor, "batch nodes vocab"]:
     """`probs_from_logits` for requests of the same rules."""
@@ -274,6 +308,30 @@ def probs_under(
         top_p=rules.top_p if rules.top_p < 1 else None,
         min_p=rules.min_p or None,
     )
+
+
+def numbers_of(rules: Sequence[SamplingRules], vocab: int) -> Float64[Tensor, "four requests"]:
+    """Return temperature, top-k, top-p and min-p of each request, on the host."""
+    table = [
+        (request.temperature, request.top_k or vocab, request.top_p, request.min_p)
+        for request in rules
+    ]
+    return torch.tensor(table, dtype=torch.float64).t()
+
+
+def probs_by_numbers(
+    kind: str,
+    numbers: Float64[Tensor, "four batch"],
+    logits: Float[Tensor, "batch nodes vocab"],
+) -> Float64[Tensor, "batch nodes vocab"]:
+    """`probs_from_logits` for requests of a kind other than `greedy`, each with its `numbers_of`."""
+    heat, top_k, top_p, min_p = numbers
+    if kind == "plain":
+        return probs_from_logits(logits)
+    if kind == "warm":
+        return probs_from_logits(logits, temperature=heat)
+    rules = {"top_k": top_k.long(), "top_p": top_p, "min_p": min_p}
+    return probs_from_logits(logits, temperature=heat, **rules)
 
 
 def _largest(logits: Float[Tensor, "nodes vocab"]) -> list[tuple[float, int]]:

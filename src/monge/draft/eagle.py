@@ -7,7 +7,7 @@ from itertools import accumulate
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from monge.core.levels import DrawnTrees, LevelShape
+from monge.core.levels import DrawnTrees, LevelShape, RootDraws
 from monge.core.model import HeadModel, NodeBlock
 from monge.draft.head_run import HeadRun, Pairs, known, rows_of
 
@@ -74,13 +74,13 @@ class ChainRun(HeadRun[_Read]):
     def draw_trees(
         self,
         logits: Mapping[int, Float[Tensor, "one vocab"]],
-        uniforms: Mapping[int, Sequence[float]],
+        draws: Mapping[int, RootDraws],
         shape: LevelShape,
         draft_ids: Int64[Tensor, " vocab"] | None,
     ) -> DrawnTrees:
         """See `LevelForward.draw`."""
         states = {request: known(self._texts[request].last) for request in logits}
-        return self._model.draw_trees(logits, states, uniforms, shape, draft_ids)
+        return self._model.draw_trees(logits, states, draws, shape, draft_ids)
 
     def end(self, requests: Sequence[int]) -> None:
         for request in requests:

@@ -15,7 +15,7 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws, can_peek
 from monge.core.errors import OptionError
 from monge.core.law import Law, renamed
-from monge.core.levels import DrawnTrees, LevelShape, relatives
+from monge.core.levels import DrawnTrees, LevelShape, RootDraws, relatives
 from monge.core.model import NodeBlock
 from monge.core.proposal import Deterministic, Iid, WithoutReplacement
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
@@ -26,7 +26,7 @@ from monge.draft.tree.base import TreeBuilder, TreeLimits
 from monge.draft.tree.fixed_width import LevelTree
 
 TreeDraws = Callable[
-    [Mapping[int, Tensor], Mapping[int, Sequence[float]], LevelShape, Tensor | None],
+    [Mapping[int, Tensor], Mapping[int, RootDraws], LevelShape, Tensor | None],
     DrawnTrees,
 ]
 """Draws whole trees of one shape, and reads all levels but the last; see `core.model.LevelModel`."""
@@ -379,7 +379,7 @@ def _draw_trees(
         if logits[request].is_cpu:
             continue
         if (shape := row.shape(forward.max_depth)) is not None:
-            key = row.builder, shape.rules, logits[request].shape
+            key = row.builder, row.rules.batch_key, logits[request].shape
             groups.setdefault(key, {})[request] = row, shape
     done = set[int]()
     for group in groups.values():
@@ -387,14 +387,12 @@ def _draw_trees(
         _, deepest = max(group.values(), key=lambda entry: len(entry[1].widths))
         ids = next(row.draft_ids for row, _ in group.values())
         count = sum(deepest.sizes)
-        uniforms = {
-            request: row.draws.peek(count)
+        draws = {
+            request: RootDraws(row.draws.peek(count), row.rules)
             for request, (row, _) in group.items()
             if can_peek(row.draws)
         }
-        drawn = forward.draw(
-            {request: logits[request] for request in group}, uniforms, deepest, ids
-        )
+        drawn = forward.draw({request: logits[request] for request in group}, draws, deepest, ids)
         for request, (row, shape) in group.items():
             if row.attach(shape, drawn):
                 done.add(request)

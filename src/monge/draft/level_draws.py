@@ -114,16 +114,17 @@ def _key(level: Level) -> Hashable | None:
     ):
         return None
     width = builder.level_widths[level.tree.depths[level.frontier[0]]]
-    return builder, width, rules
+    return builder, width, rules.batch_key
 
 
 def _drawn(levels: Sequence[Level], logits: Sequence[Tensor]) -> Iterator[DrawnLevel | None]:
-    builder, rules = levels[0].builder, levels[0].rules
+    builder = levels[0].builder
     assert isinstance(builder, LevelTree), "`_key` asks first"
     width = builder.level_widths[levels[0].tree.depths[levels[0].frontier[0]]]
     counts = [builder.served(level.tree, level.frontier, level.plan) for level in levels]
     served = torch.cat([rows[:num] for rows, num in zip(logits, counts, strict=True)])
-    probs = probs_under(rules, served[None])[0]
+    rules = [level.rules for level, num in zip(levels, counts, strict=True) for _ in range(num)]
+    probs = probs_under(rules, served[:, None]).squeeze(1)
     uniforms = [
         number
         for level, num in zip(levels, counts, strict=True)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from monge.core.levels import DrawnTrees, LevelShape, draw_levels, draws_of
+from monge.core.levels import DrawnTrees, LevelShape, RootDraws, draw_levels, draws_of
 from monge.core.model import FeatureModel, Forward, NodeBlock, SequenceModel
 from monge.core.parts import built_in
 from monge.core.sampling_rules import SamplingRules
@@ -184,7 +184,7 @@ class ShapeRun(HeadRun[_ShapeText]):
     def draw_trees(
         self,
         logits: Mapping[int, Float[Tensor, "one vocab"]],
-        uniforms: Mapping[int, Sequence[float]],
+        draws: Mapping[int, RootDraws],
         shape: LevelShape,
         draft_ids: Int64[Tensor, " vocab"] | None,
     ) -> DrawnTrees:
@@ -208,7 +208,7 @@ class ShapeRun(HeadRun[_ShapeText]):
             scores = self._logits(level + 2, predicted).unflatten(0, (batch, count))
             return scores if branched else scores.expand(-1, token_ids.shape[1], -1)
 
-        drawn = draw_levels(draws_of(list(logits), logits, uniforms, shape, draft_ids), read)
+        drawn = draw_levels(draws_of(list(logits), logits, draws, shape, draft_ids), read)
         return DrawnTrees(list(logits), drawn, draft_ids)
 
     def end(self, requests: Sequence[int]) -> None:

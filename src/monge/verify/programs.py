@@ -36,8 +36,12 @@ from monge.core.sampling_rules import (
     Recorder,
     SamplingRules,
     are_stacked,
+    kind_of,
     launched,
-    probs_under,
+    numbers_of,
+    probs_by_numbers,
+    probs_of_all,
+    same_rules,
 )
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
@@ -176,7 +180,7 @@ class _Question:
         is_dense = all(map(_is_dense, self.laws))
         shape = None if self.is_padded else (self.children, self.fixed)
         logits = self.logits.shape[1], self.logits.dtype
-        return self.program, self.rules, shape, logits, is_dense
+        return self.program, self.rules.batch_key, shape, logits, is_dense
 
     @property
     def is_padded(self) -> bool:
@@ -235,17 +239,23 @@ def _answers(questions: Sequence[_Question]) -> list[Verdict | None]:
     uniforms = torch.tensor(
         [question.draws.peek(needed) for question in padded], dtype=torch.float64
     )
-    inputs = (
+    inputs: tuple[Tensor, ...] = (
         _padded([question.logits for question in padded], len(children)),
         token_ids.to(device, non_blocking=True),
         uniforms.to(device, non_blocking=True),
         *_stacked(padded, len(children)),
     )
-    decide = _Decision(first.program, children, fixed)
+    decide, rules = (
+        _Decision(first.program, children, fixed),
+        [question.rules for question in padded],
+    )
+    law: SamplingRules | str | None = same_rules(rules)
+    if law is None:
+        law, table = kind_of(rules), numbers_of(rules, first.logits.shape[1])
+        inputs = table.to(device, non_blocking=True), *inputs
     record = launched if first.record is None else first.record
-    numbers = record(_ConfiguredProgram(first.rules, decide), inputs)
     # The host waits here, and nowhere else.
-    rows: list[list[int]] = numbers.tolist()
+    rows: list[list[int]] = record(_ConfiguredProgram(law, decide), inputs).tolist()
     return [_verdict(question, row) for question, row in zip(questions, rows, strict=False)]
 
 
@@ -308,14 +318,23 @@ class _Decision:
 
 @dataclass(frozen=True, slots=True)
 class _ConfiguredProgram:
-    """A program with its settings; a `Recordable`."""
+    """A program with its settings; a `Recordable`.
 
-    rules: SamplingRules
+    Args:
+        law: The sampling rules, or their kind: `numbers_of` the requests are then the first input.
+        decide: The program.
+    """
+
+    law: SamplingRules | str
     decide: _Decision
 
-    def prepare(self, logits: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    def prepare(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """See `Recordable`."""
-        return probs_under(self.rules, logits), *others
+        if isinstance(self.law, SamplingRules):
+            logits, *others = inputs
+            return probs_of_all(self.law, logits), *others
+        numbers, logits, *others = inputs
+        return probs_by_numbers(self.law, numbers, logits), *others
 
 
 def _stacked(questions: Sequence[_Question], num_nodes: int) -> tuple[Tensor, ...]:

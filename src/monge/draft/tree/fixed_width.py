@@ -56,7 +56,6 @@ class LevelTree(TreeBuilder):
         shape = LevelShape(
             widths=widths[: min(plan.depth(len(widths)), len(widths) if most is None else most)],
             replacement=self.children == "iid",
-            rules=rules,
         )
         # A repeated token is one node, and a point mass has no second one.
         is_narrow = max(shape.widths) == 1

@@ -11,6 +11,7 @@ from monge.core.levels import (
     DrawnTrees,
     LevelDraws,
     LevelShape,
+    RootDraws,
     draw_levels,
     draws_of,
 )
@@ -79,7 +80,7 @@ class CachedHead:
         self,
         logits: Mapping[int, Float[Tensor, "one vocab"]],
         states: Mapping[int, Float[Tensor, "one hidden"]],
-        uniforms: Mapping[int, Sequence[float]],
+        draws: Mapping[int, RootDraws],
         shape: LevelShape,
         draft_ids: Int64[Tensor, " vocab"] | None,
     ) -> DrawnTrees:
@@ -100,13 +101,13 @@ class CachedHead:
             return scores.unflatten(0, token_ids.shape)
 
         with torch.inference_mode():
-            draws = draws_of(requests, logits, uniforms, shape, draft_ids)
+            given = draws_of(requests, logits, draws, shape, draft_ids)
             drawn, lengths = None, [row.length for row in rows]
             if self._draw is not None:
                 cache.place(where, lengths, depth)
-                drawn = self._draw(draws, above, lengths, cache.kept())
+                drawn = self._draw(given, above, lengths, cache.kept())
             if drawn is None:
-                drawn = draw_levels(draws, read)
+                drawn = draw_levels(given, read)
             return DrawnTrees(requests, drawn, draft_ids)
 
     def drop(self, sequence: int) -> None:

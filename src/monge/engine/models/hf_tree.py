@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
-from monge.core.levels import DrawnTrees, LevelShape, draw_levels, draws_of
+from monge.core.levels import DrawnTrees, LevelShape, RootDraws, draw_levels, draws_of
 from monge.core.model import CachedStep, Forward, NodeBlock
 from monge.core.sampling_rules import Recorder
 from monge.engine.clock import now
@@ -254,7 +254,7 @@ class HfTreeModel(HfModel):
     def draw_trees(
         self,
         logits: Mapping[int, Float[Tensor, "one vocab"]],
-        uniforms: Mapping[int, Sequence[float]],
+        draws: Mapping[int, RootDraws],
         shape: LevelShape,
         draft_ids: Int64[Tensor, " vocab"] | None = None,
     ) -> DrawnTrees:
@@ -269,7 +269,7 @@ class HfTreeModel(HfModel):
             return self._read(nodes, keep_logits=True, token_ids=token_ids)[:, : shape.sizes[level]]
 
         with torch.inference_mode():
-            given = draws_of(requests, logits, uniforms, shape, draft_ids)
+            given = draws_of(requests, logits, draws, shape, draft_ids)
             lengths, drawn = [row.length for row in rows], None
             if program is not None:
                 drawn = program.draw_levels(given, where, lengths, cache)
