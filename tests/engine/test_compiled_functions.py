@@ -64,6 +64,13 @@ def ones():
         yield lambda *shape: torch.ones(*shape).to(device)
 
 
+class Scaled(Sums):
+    """The scale is an input."""
+
+    def prepare(self, scale, one, other):
+        return scale * one, other
+
+
 class Form:
     """A function in another form."""
 
@@ -146,6 +153,10 @@ class TestWhenFunctionsAreCompiled:
             assert compiled == ([] if call <= 3 else [[(2, 3), (2, 3)]])
             # Captured when it comes again, and anew when it is compiled.
             assert capture.num_captured == {1: 0, 2: 2, 3: 2}.get(call, 4)
+        assert graphs(Scaled(), (3 * ones(1), ones(2, 3), ones(2, 3))).tolist() == [12] * 2
+        assert capture.num_captured == 4, "known, and called once"
+        (known,) = [known for known in graphs._functions.values() if known.num_calls == 1]
+        assert isinstance(known.form, Form)
         for _ in range(7):
             graphs(Sums(), (ones(1, 3), ones(1, 3)))
         assert compiled[1:] == [[(1, 3), (1, 3)]], "for other shapes anew"

@@ -99,6 +99,8 @@ class FunctionCompiler:
     ) -> None:
         self._compile, self._many_calls = compile, many_calls
         self._is_elsewhere, self._num_calls = is_elsewhere, Counter[Hashable]()
+        # By shapes of a function's inputs and of those of `decide`, which several functions share.
+        self._keys = dict[Hashable, Hashable]()
         self._processes = dict[Hashable, BackgroundCompiler]()
         self._forms = dict[Hashable, Form]()
 
@@ -107,7 +109,10 @@ class FunctionCompiler:
 
         It is `function.decide` itself where that cannot be compiled, and `None` while that is not known.
         """
-        key = function.decide, *((tensor.shape, tensor.dtype) for tensor in inputs)
+        given = function.decide, *_shapes(inputs)
+        if given not in self._keys:
+            self._keys[given] = function.decide, *_shapes(function.prepare(*inputs))
+        key = self._keys[given]
         if key not in self._forms:
             self._num_calls[key] += 1
             is_rare = self._num_calls[key] <= self._many_calls
@@ -133,7 +138,7 @@ class FunctionCompiler:
                 return True
             arguments = {
                 "function": function.decide,
-                "shapes": [(tuple(tensor.shape), tensor.dtype) for tensor in prepared],
+                "shapes": _shapes(prepared),
                 "device": str(prepared[0].device),
                 "threads": torch.get_num_threads(),
             }
@@ -155,6 +160,10 @@ class FunctionCompiler:
             notify(f"verdicts are not compiled: {obstacle}")
             return decide
         return form
+
+
+def _shapes(inputs: Sequence[Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    return [(tuple(tensor.shape), tensor.dtype) for tensor in inputs]
 
 
 def _has_room(inputs: Sequence[Tensor]) -> bool:
