@@ -61,6 +61,8 @@ OPTIONS = (
     {"temperature": 0.6, "limits": DraftPlan(max_depth=2)},
     {"temperature": 1.0, "limits": DraftPlan(max_nodes=3)},
     {"temperature": 0.0, "limits": DraftPlan(max_depth=1)},
+    {"temperature": 0.0, "top_k": 3},
+    {"temperature": 0.0, "top_p": 0.6},
     {"temperature": 1.0, "speculative": False},
     {"temperature": 0.0, "speculative": False},
     {"temperature": 1.0, "max_new_tokens": 2},

@@ -150,10 +150,10 @@ class FunctionCompiler:
         decide, prepared = function.decide, function.prepare(*inputs)
         try:
             form = self._compile(decide, prepared)
-            trials = [*decide.trials(*prepared)]
+            trials = decide.trials(*prepared)
             # Verdicts are whole numbers.
-            are_equal = torch.stack([(form(*trial) == decide(*trial)).all() for trial in trials])
-            obstacle = None if bool(are_equal.all()) else "they would be others"
+            are_equal = [(form(*trial) == decide(*trial)).all() for trial in trials]
+            obstacle = None if bool(torch.stack(are_equal).all()) else "they would be others"
         except Exception as error:  # noqa: BLE001 (errors of compilers have no common class)
             form, obstacle = decide, f"{type(error).__name__}: {str(error)[:300]}"
         if obstacle is not None:

@@ -284,7 +284,7 @@ def _rows_of_laws(
 def probs_under(
     rules: Sequence[SamplingRules], logits: Float[Tensor, "batch nodes vocab"]
 ) -> Float64[Tensor, "batch nodes vocab"]:
-    """`probs_from_logits` for requests with these rules, none of them greedy unless all are equal."""
+    """`probs_from_logits` for requests with these rules, which are all greedy or none."""
     if (same := same_rules(rules)) is not None:
         return probs_of_all(same, logits)
     numbers = numbers_of(rules, logits.shape[-1]).to(logits.device, non_blocking=True)
@@ -324,7 +324,7 @@ def probs_by_numbers(
     numbers: Float64[Tensor, "four batch"],
     logits: Float[Tensor, "batch nodes vocab"],
 ) -> Float64[Tensor, "batch nodes vocab"]:
-    """`probs_from_logits` for requests of a kind other than `greedy`, each with its `numbers_of`."""
+    """`probs_from_logits` for requests of a kind, each with its column of `numbers_of`."""
     heat, top_k, top_p, min_p = numbers
     if kind == "plain":
         return probs_from_logits(logits)
