@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -140,7 +141,7 @@ class FunctionCompiler:
                 "function": function.decide,
                 "shapes": _shapes(prepared),
                 "device": str(prepared[0].device),
-                "threads": torch.get_num_threads(),
+                "state": _global_state(),
             }
             self._processes[key] = BackgroundCompiler(arguments, _WORK)
         return self._processes[key].is_busy((_EXPECTED_S,))
@@ -175,13 +176,29 @@ def _has_room(inputs: Sequence[Tensor]) -> bool:
     return sum(tensor.nbytes for tensor in inputs) < _SHARE * free
 
 
+def _global_state() -> list[tuple[str, Any]]:
+    """Return the setters of what the compiler's keys depend on in a process, by name, and their values."""
+    state: list[tuple[str, Any]] = [
+        ("set_num_threads", torch.get_num_threads()),
+        ("set_default_dtype", torch.get_default_dtype()),
+        ("set_float32_matmul_precision", torch.get_float32_matmul_precision()),
+        ("use_deterministic_algorithms", torch.are_deterministic_algorithms_enabled()),
+    ]
+    if torch.cuda.is_available():
+        state.append(("cuda.set_device", torch.cuda.current_device()))
+    return state
+
+
 def compile_zeros(
     function: Decision,
     shapes: Sequence[tuple[tuple[int, ...], torch.dtype]],
     device: str,
-    threads: int,
+    state: Sequence[tuple[str, Any]],
 ) -> None:
     """Compile a function for inputs of these shapes, so that the process that asks finds it in the compiler's cache."""
-    torch.set_num_threads(threads)  # a part of its key there
+    present = _global_state()
+    for setter, value in state:
+        if (setter, value) not in present:  # what was set to its default has another key
+            attrgetter(setter)(torch)(value)
     zeros = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in shapes]
     compile_function(function, zeros)
