@@ -57,6 +57,7 @@ class ChainGraph:
             starts.new_zeros(num_rows, LONGEST),
         )
         self._uniforms = starts.new_zeros(num_rows, LONGEST, dtype=torch.float64)
+        # See `numbers_of`.
         self._rules = starts.new_ones(4, num_rows, dtype=torch.float64)
         # Whatever else the replays read: memory that nobody holds is given to others.
         self._read = read

@@ -175,13 +175,14 @@ class FunctionGraphs:
         if len(self._functions) > _MAX_FUNCTIONS:
             self._functions.popitem(last=False)
         known.num_calls += 1
-        if not known.is_final and self._compiler is not None:
+        is_rare = known.num_calls <= self._few_calls
+        # Of trees whose shape depends on the text, most come once: nothing is kept of them.
+        if not known.is_final and not is_rare and self._compiler is not None:
             form = self._compiler.form(function, inputs)
             known.is_final = form is not None
             if form is not None and form != known.form:
                 known.form, known.graph = form, None
         is_small = sum(tensor.numel() for tensor in inputs) <= _MOST_NUMBERS
-        is_rare = known.num_calls <= self._few_calls
         if known.graph is None and is_small and not is_rare and self._has_memory:
             known.graph = self._captured(function, known.form, inputs)
         if (graph := known.graph) is None:

@@ -73,7 +73,7 @@ A token is -1 where a law is not finite or has too few tokens; the tokens below 
 
 
 class RootDraws(NamedTuple):
-    """What the tree of one request is drawn from, beside logits.
+    """Uniforms and sampling rules of the tree of one request.
 
     Attributes:
         uniforms: One a node, level by level; not read at temperature 0.

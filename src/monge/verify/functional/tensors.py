@@ -111,11 +111,10 @@ class TreeTensors(NamedTuple):
                         "expected one parent of each node"
                     )
                 parents[child] = node
-        paths = _table([path_to(node, parents) for node in range(len(parents))], device)
         return TreeTensors(
             _table(children, device),
-            paths,
-            _on(device, depths_of(tuple(parents))),
+            _table([path_to(node, parents) for node in range(len(parents))], device),
+            torch.tensor(depths_of(tuple(parents))).to(device, non_blocking=True),
         )
 
 
@@ -190,14 +189,9 @@ def frozen(children: Children) -> tuple[tuple[int, ...], ...]:
 
 def _table(rows: Sequence[tuple[int, ...]], device: torch.device) -> Int64[Tensor, "rows width"]:
     width = max(map(len, rows))
-    flat = [number for row in rows for number in (*row, *[-1] * (width - len(row)))]
-    return _on(device, flat).view(len(rows), width)
-
-
-def _on(device: torch.device, numbers: Sequence[int]) -> Int64[Tensor, " numbers"]:
-    """Return numbers on a device, whoever asks first: tensors of inference mode would compile to another program."""
-    with torch.inference_mode(mode=False):
-        return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
+    table = [[*row, *[-1] * (width - len(row))] for row in rows]
+    flat = torch.tensor(table, dtype=torch.int64).reshape(len(rows), width)
+    return flat.to(device, non_blocking=True)
 
 
 class BatchWalk:
