@@ -1,5 +1,5 @@
 # make demo   a first look, in an environment of its own   make test   the whole suite, what CI runs
-# make lint types strict-types imports house docs          one part of it; `house`: no recorded count of the sources grows
+# make lint types strict-types imports house docs          one part of it; `house`: no count of the sources is above its ceiling
 # make exact                                               the proofs by enumeration only
 # make test-demo   a short demo in the demo's own environment, part of `make test`
 # make test-extras       each extra in an environment that has nothing else, one real use each
@@ -106,7 +106,7 @@ imports: $(VENV)/.test
 	$(BIN)/lint-imports --no-cache
 
 house: $(VENV)/.test
-	@OMP_NUM_THREADS=1 $(BIN)/python -m lab.gates --gate house
+	@OMP_NUM_THREADS=1 $(BIN)/python -m lab.gates.house
 
 docs: $(VENV)/.test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site

@@ -14,7 +14,7 @@ from monge.cli import options
 from monge.cli.console import notes, output, reported
 from monge.core.errors import MongeError, OptionError
 
-BOUNDS = ("share", "least", "most", "goal")
+BOUNDS = ("share", "least", "most")
 BASELINES = Path(__file__).with_name("baselines.json")
 
 
@@ -29,8 +29,8 @@ def main(
 
     Exit status 1 if one does not hold. Gates that measure speed need a machine that does nothing
     else. Every gate names its command, the figure in the command's JSON, the recorded value, and a
-    bound: `share`, the smallest share of the recorded value; `least` or `most`, a number; or `goal`
-    of a count that shall fall. Such a count may not grow, and a smaller one is recorded.
+    bound: `share`, the smallest share of the recorded value, or `least` or `most`, a number.
+    `python -m lab.gates.house` compares counts of the sources with their ceilings.
 
     **Examples**
 
@@ -54,10 +54,7 @@ def main(
             label = ", ".join(map(str, figure["arm"].values()))
             cells = (f"{figure['recorded']:.6g}", f"{value:.6g}", bound)
             table.add_row(name, label, *cells, "holds" if is_held else "[red]fails[/]")
-            if "goal" in figure and is_held:
-                figure["recorded"] = int(value)
     output(120).print(table)
-    BASELINES.write_text(written(gates), encoding="utf-8")
     if failed:
         raise typer.Exit(1)
 
@@ -68,21 +65,7 @@ def holds(figure: dict[str, Any], value: float) -> bool:
         value >= figure.get("share", 0.0) * figure["recorded"]
         and value >= figure.get("least", value)
         and value <= figure.get("most", value)
-        and ("goal" not in figure or value <= figure["recorded"])
     )
-
-
-def written(gates: dict[str, dict[str, Any]]) -> str:
-    """Return the text of `baselines.json`, with a line for each figure."""
-    texts: list[str] = []
-    for name, gate in gates.items():
-        figures = ",\n      ".join(map(json.dumps, gate["figures"]))
-        command = json.dumps(gate["command"])
-        texts.append(
-            f'  {json.dumps(name)}: {{\n    "command": {command},\n'
-            f'    "figures": [\n      {figures}\n    ]\n  }}'
-        )
-    return "{\n" + ",\n".join(texts) + "\n}\n"
 
 
 def measured(command: list[str]) -> list[dict[str, Any]]:

@@ -1,21 +1,33 @@
-"""`python -m lab.gates.house`: count what the plan of the house bounds, and print it as JSON."""
+"""`python -m lab.gates.house`: count what `ceilings.json` bounds, and fail where a count is above its ceiling."""
 
 import ast
+import io
 import json
+import re
 import subprocess
 import sys
+import tokenize
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from rich.table import Table
+
 import monge
+from monge.cli.app import COMMANDS
+from monge.cli.console import output
 from monge.control.latency import Latency
+from monge.core.parts import PARTS
 from monge.engine.batch import decode
+from monge.options import LoadOptions, SamplingOptions, ServeOptions
 
 ROOT: Final = Path(__file__).parents[2]
 PACKAGE: Final = ROOT / "src" / "monge"
+CEILINGS: Final = Path(__file__).with_name("ceilings.json")
 LOAD_OPTIONS: Final = frozenset(
     [
         "draft",
@@ -57,6 +69,19 @@ _A_SOURCE: Final = 5  # lines of a method that only hands on to the source of it
 _VAGUE: Final = frozenset(["one", "own", "found", "told", "made", "asked"])
 _CONTROL_FILES: Final = ("control/goodput.py", "control/latency.py", "control/acceptance.py")
 _WARM_ROUNDS, _ROUNDS = 12, 40
+_WAYS_OF_DRAWING: Final = frozenset(["Mixed", "Iid"])
+_NO_CODE: Final = frozenset(
+    [
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    ]
+)
+_OF_DEVELOPERS: Final = frozenset(["test", "docs", "dev"])
+_ONE: Final = re.compile(r"\bone\b")
 
 
 @cache
@@ -68,10 +93,34 @@ def modules() -> dict[str, ast.Module]:
     }
 
 
-def num_lines(folder: Path, *suffixes: str) -> int:
-    """Return the lines of all files below a folder with these suffixes."""
-    files = (path for path in folder.rglob("*") if path.suffix in suffixes)
-    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+def lines_of_code(source: str) -> int:
+    """Return the lines of a module that are no docstring, comment, blank line or import."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    tree = ast.parse(source)
+    nodes = ast.walk(tree)
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    for node in [*imports, *_docstrings(tree)]:
+        lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Yield the texts that are statements: docstrings of modules, classes, functions and constants."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            yield node.value
+
+
+def lines_below(folder: Path) -> int:
+    """Return the lines of code of all modules below a folder."""
+    return sum(lines_of_code(path.read_text(encoding="utf-8")) for path in folder.rglob("*.py"))
 
 
 def lists_of(options: frozenset[str], least: int) -> Iterator[str]:
@@ -226,7 +275,74 @@ def imports_torch() -> bool:
     return done.stdout.strip() == "True"
 
 
+def python_in_strings() -> Iterator[str]:
+    """Yield the constants of several lines that are Python source."""
+    for name, module in modules().items():
+        for node in ast.walk(module):
+            if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(
+                node.value, ast.Constant
+            ):
+                text = node.value.value
+                if isinstance(text, str) and re.search(
+                    r"^\s*(import|from) \w+", text, re.MULTILINE
+                ):
+                    yield f"{name}:{node.lineno}"
+
+
+def dropped_uniforms() -> Iterator[str]:
+    """Yield the statements that draw a uniform and drop it."""
+    for name, module in modules().items():
+        for node in ast.walk(module):
+            if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+                continue
+            called = node.value.func
+            if isinstance(called, ast.Attribute) and called.attr == "uniform":
+                yield f"{name}:{node.lineno}"
+
+
+def files_with_a_way_of_drawing() -> Iterator[str]:
+    """Yield the modules that name one way in which candidates are drawn."""
+    for name, module in modules().items():
+        names = {node.id for node in ast.walk(module) if isinstance(node, ast.Name)}
+        if names & _WAYS_OF_DRAWING:
+            yield name
+
+
+def ones_in_docstrings() -> Iterator[str]:
+    """Yield the docstrings that say "one", as often as they do."""
+    for name, module in modules().items():
+        for node in _docstrings(module):
+            yield from (f"{name}:{node.lineno}" for _ in _ONE.findall(str(node.value)))
+
+
+def parts() -> Iterator[str]:
+    """Yield the named parts; a depth controller is a controller."""
+    for kind, names in PARTS.items():
+        if kind != "depth controller":
+            yield from (f"{kind} {name}" for name in names)
+
+
+def load_and_request_options() -> Iterator[str]:
+    """Yield the options of loading, of requests and of the server."""
+    for group in (LoadOptions, SamplingOptions, ServeOptions):
+        yield from (f"{group.__name__}.{field.name}" for field in fields(group))
+
+
+def extras() -> Iterator[str]:
+    """Yield the extras that users install."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    yield from (name for name in project["optional-dependencies"] if name not in _OF_DEVELOPERS)
+
+
 LISTS: Final[dict[str, Callable[[], Iterator[str]]]] = {
+    "named parts": parts,
+    "options": load_and_request_options,
+    "commands": lambda: iter(COMMANDS),
+    "extras for users": extras,
+    "constants that are Python source": python_in_strings,
+    "dropped uniforms": dropped_uniforms,
+    "files that name one way of drawing": files_with_a_way_of_drawing,
+    '"one" in docstrings': ones_in_docstrings,
     "lists of load options": lambda: lists_of(LOAD_OPTIONS, _A_LIST),
     "lists of sampling options": lambda: lists_of(SAMPLING_OPTIONS, _A_SAMPLING_LIST),
     "classes with __getattr__": classes_with_getattr,
@@ -242,24 +358,39 @@ LISTS: Final[dict[str, Callable[[], Iterator[str]]]] = {
 
 def counts() -> dict[str, int]:
     """Return all counts by name."""
-    loop = PACKAGE / "engine" / "loop.py"
     return {
-        "lines of src/monge": num_lines(PACKAGE, ".py", ".cpp"),
-        "lines of loop.py": len(loop.read_text(encoding="utf-8").splitlines()),
-        "lines of tests": num_lines(ROOT / "tests", ".py"),
+        "lines of code of src": lines_below(PACKAGE),
+        "lines of code of tests": lines_below(ROOT / "tests"),
+        "lines of code of lab": lines_below(ROOT / "lab"),
+        "lines of loop.py": len((PACKAGE / "engine" / "loop.py").read_text().splitlines()),
         "import monge imports torch": int(imports_torch()),
         **{name: len(list(places())) for name, places in LISTS.items()},
     }
 
 
 def main() -> None:
-    """Print the counts as the arms of one JSON document, or the list behind one of them."""
+    """Print every count beside its ceiling, or the list behind one of them.
+
+    Exit status 1 if a count is above its ceiling, or if the counts and ceilings differ in name.
+    """
     if names := sys.argv[1:]:
         for name in names:
             print(*LISTS[name](), sep="\n")
         return
-    arms = [{"figure": name, "value": float(value)} for name, value in counts().items()]
-    print(json.dumps({"arms": arms}))
+    ceilings: dict[str, dict[str, int]] = json.loads(CEILINGS.read_text(encoding="utf-8"))
+    now = counts()
+    table = Table("count", "now", "ceiling", "plan", "")
+    is_held = now.keys() == ceilings.keys()
+    for name in sorted(now.keys() ^ ceilings.keys()):
+        table.add_row(name, "", "", "", "[red]has no count or no ceiling[/]")
+    for name, bounds in ceilings.items():
+        value = now.get(name, 0)
+        is_held &= value <= bounds["ceiling"]
+        verdict = "holds" if value <= bounds["ceiling"] else "[red]above its ceiling[/]"
+        table.add_row(name, str(value), str(bounds["ceiling"]), str(bounds["plan"]), verdict)
+    output(120).print(table)
+    if not is_held:
+        sys.exit(1)
 
 
 if __name__ == "__main__":
