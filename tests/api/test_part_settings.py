@@ -22,7 +22,6 @@ from monge.verify.registry import VERIFIERS
         (TREES, "chain(2.5)", "depth must be int, such as 3; got 2.5"),
         (TREES, "chain(True)", "depth must be int, such as 3; got True"),
         (TREES, "fixed_width(3)", "must be tuple[int, ...], such as (3, 2, 1, 1); got 3"),
-        (TREES, "opt_tree(min_gain='a')", "min_gain must be float, such as 0.2; got 'a'"),
         (DRAFTERS, "ngram(max_ngram=2.5)", "'ngram': max_ngram must be int, such as 16; got 2.5"),
         (DRAFTERS, "token_recycling(keep=1)", "keep must be bool, such as False; got 1"),
         (DRAFTERS, "head(3)", "head must be PublishedHead | str | Path | None; got 3"),

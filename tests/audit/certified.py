@@ -42,9 +42,7 @@ TREES_OF_KIND = (
     "paths(2, 2)",
     "best_first(4, 2, 2)",
     "eagle2(6, 2, 2)",
-    "opt_tree(4, 2, 2)",
     "sequoia(4, 2)",
-    "threshold(0.1, 2, 2)",
 )
 """A tree of every builder, and of every way of drawing children."""
 

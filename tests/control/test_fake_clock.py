@@ -66,7 +66,7 @@ OPTIMAL = "layer(\"optimal('candidates')\")"
             for row in (
                 ("fixed_width((2, 1), 'mixed(1)')", "layer('greedy')", RESTLESS, 2),
                 ("fixed_width((2, 1), 'mixed(1)')", OPTIMAL, RESTLESS, 3),
-                ("threshold(0.05, 2, 2, 5, 'mixed(1)')", "layer('rrs')", "goodput", 3),
+                ("fixed_width((2, 1), 'mixed(1)')", "layer('rrs')", "goodput", 3),
             )
         ),
     ],

@@ -63,7 +63,6 @@ def written(target, draft, settings, rules, count=2):
         {"verifier": "traversal", "tree": "fixed_width((2, 2), 'greedy_plus_one')"},
         {"verifier": "rrs", "tree": "fixed_width((2, 2), 'greedy_plus_one')"},
         {"verifier": "layer", "tree": "fixed_width((2, 2))"},
-        {"tree": "opt_tree"},
         {"tree": "eagle2"},
         {"controller": "goodput"},
         {"controller": "on_the_fly"},

@@ -151,15 +151,7 @@ def _texts(builder: str, way: str, widths: Text) -> list[str]:
         "chain": [f"chain({depth}, {way!r})"],
         "fixed_width": [f"fixed_width({widths}, {way!r})"],
         "paths": [f"paths({width}, {depth})"],
-        "threshold": [
-            f"threshold({price}, {depth}, {width}, {size}, {way!r})"
-            for price, size in product((0.01, 0.1, 0.25), (2, 3, 5, 6))
-        ],
         "sequoia": [f"sequoia({size}, {depth}, {chances}, {way!r})" for size in (2, 3, 5, 6)],
-        "opt_tree": [
-            f"opt_tree({size}, {depth}, {width}, {gain})"
-            for size, gain in product((2, 4, 6), (0.0, 0.3))
-        ],
         "pruned": [f"pruned({size}, {widths}, {way!r})" for size in (1, 3)],
     }
     ranked = [
@@ -191,7 +183,7 @@ def _limits(text: str) -> TreeLimits | None:
 
 
 BUILDERS: Final = (*TREES, "pruned")
-BUDGETED: Final = ("fixed_width", "paths", "threshold")
+BUDGETED: Final = ("fixed_width", "paths")
 """Builders of sampled trees that divide a budget among the nodes of a level.
 
 Drawn three times as often.

@@ -28,7 +28,6 @@ TARGET, DRAFT = ((5, 3), (1, 6)), ((2, 3), (4, 1))
 FOUND = [
     Round(tree=tree, verifier=verifier, targets=TARGET, drafts=DRAFT, max_nodes=max_nodes)
     for tree, max_nodes in (
-        ("threshold(0.01, 2, 2, 5)", None),
         ("paths(3, 2)", 4),
         ("fixed_width((2, 2), 'iid')", 5),
     )

@@ -52,12 +52,11 @@ TREES_OF_A_KIND = {
     kind: (
         f"chain(2, {kind!r})",
         f"fixed_width((2, 1), {kind!r})",
-        f"threshold(0.2, 2, 2, 6, {kind!r})",
         f"sequoia(3, 2, (0.5, 0.3), {kind!r})",
     )
     for kind in CHILDREN
 }
-OTHERS = ("paths(2, 2)", "best_first(3, 2, 2)", "eagle2(3, 2, 2)", "opt_tree(3, 2, 2, 0.3)")
+OTHERS = ("paths(2, 2)", "best_first(3, 2, 2)", "eagle2(3, 2, 2)")
 MIN_WIDTHS = {kind: CHILDREN.make(kind).min_width for kind in CHILDREN}
 SHAPES = [
     shape

@@ -170,7 +170,6 @@ MORE_PAIRS = [
     ("fixed_width((2, 1), 'without_replacement')", "rrs_without_replacement"),
     ("fixed_width((2, 1), 'without_replacement')", "traversal"),
     ("fixed_width((2, 1), 'systematic')", "systematic"),
-    ("threshold(0.1, 2, 2, 6, 'iid')", "rrs"),
     ("sequoia(3, 2, (0.5, 0.3), 'iid')", "rrs"),
 ]
 SELECTED = ("best_first(4, 3, 2, 2)", "target_walk")

@@ -45,8 +45,6 @@ SHAPES = {
     "paths": ("paths(2, 1)",),
     "best_first": ("best_first(3, 2, 2, 2)", "best_first(4, 3, 2, 1)"),
     "eagle2": ("eagle2(3, 2, 2)",),
-    "opt_tree": ("opt_tree(3, 2, 2, 0.3)",),
-    "threshold": ("threshold(0.2, 2, 2, 3)", "threshold(0.3, 2, 2, 3, 'without_replacement')"),
     "sequoia": (
         "sequoia(3, 2, (0.5, 0.3))",
         "sequoia(2, 2, (0.5, 0.3), 'iid')",

@@ -33,7 +33,6 @@ DEEP = {
     "traversal of a chain": {"tree": "chain(2)", "verifier": "traversal"},
     "block, top token": {"tree": "chain(2, 'top')", "verifier": "block"},
     "paths": {"tree": "paths(2, 2)", "verifier": "rrs"},
-    "threshold": {"tree": "threshold(min_prob=0.2, depth=2, width=2)", "verifier": "rrs"},
     "ngram": {"drafter": "ngram(num_draft_tokens=2)"},
     "none": {"drafter": "none"},
 }

@@ -13,7 +13,7 @@ from monge.core.errors import OptionError
 from monge.core.law import DenseLaw
 from monge.core.tree import GrowingTree, TokenTree
 from monge.draft.tree.base import TreeBuilder
-from monge.draft.tree.best_first import Eagle2, OptTree, Threshold
+from monge.draft.tree.best_first import BestFirst, Eagle2
 from monge.draft.tree.sequoia import Sequoia, Shape, best_shape
 from monge.testing.tabular import RandomTable
 
@@ -70,11 +70,11 @@ def test_eagle2_is_the_published_tree(seed: int, top_k: int, depth: int, total: 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_opt_tree_is_the_best_tree_and_grows_with_the_budget(seed: int) -> None:
+def test_best_first_with_a_wide_beam_is_the_best_tree_and_grows_with_the_budget(seed: int) -> None:
     everything = [path for depth in (1, 2, 3) for path in _strings(depth)]
     values = []
     for num_nodes in (1, 3, 6, 12):
-        tree = build(OptTree(num_nodes, 3, VOCAB, min_gain=0.0), seed)
+        tree = build(BestFirst(num_nodes, 3, VOCAB, num_nodes), seed)
         value = sum(probability(seed, path) for path in paths(tree))
         best = sum(
             sorted((probability(seed, path) for path in everything), reverse=True)[:num_nodes]
@@ -82,21 +82,6 @@ def test_opt_tree_is_the_best_tree_and_grows_with_the_budget(seed: int) -> None:
         assert value == pytest.approx(best, abs=1e-12)
         values.append(value)
     assert values == sorted(values)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_opt_tree_stops_where_a_level_gains_too_little(seed: int) -> None:
-    def expected(depth: int) -> float:
-        tree = build(OptTree(8, depth, VOCAB, min_gain=0.0), seed)
-        return sum(probability(seed, path) for path in paths(tree))
-
-    gains = [expected(1), *(expected(depth) - expected(depth - 1) for depth in (2, 3, 4))]
-    # The second level gains more, the third less: it is the last one.
-    threshold = 0.5 * (gains[1] + gains[2])
-    assert gains[1] > threshold > gains[2] >= gains[3]
-    assert paths(build(OptTree(8, 4, VOCAB, min_gain=threshold), seed)) == paths(
-        build(OptTree(8, 3, VOCAB, 0.0), seed)
-    )
 
 
 def _strings(depth: int) -> list[tuple[int, ...]]:
@@ -176,43 +161,5 @@ def test_sequoia_refuses_chances_that_are_none(acceptance: tuple[float, ...]) ->
 def test_sizes_are_checked() -> None:
     with pytest.raises(OptionError, match="eagle2: depth must be at least 1; got 0"):
         Eagle2(depth=0)
-    with pytest.raises(OptionError, match="opt_tree: min_gain must be at least 0"):
-        OptTree(min_gain=-0.1)
     with pytest.raises(OptionError, match="num_nodes must be at least 1"):
-        OptTree(num_nodes=0)
-
-
-@pytest.mark.parametrize("children", ["iid", "without_replacement", "top"])
-def test_threshold_gives_a_node_what_its_path_is_worth(children: str) -> None:
-    seed, least = 3, 0.15
-    tree = build(Threshold(least, 3, 3, 32, children), seed, tape=[0.35, 0.8, 0.1, 0.6] * 10)
-    assert max(tree.depths) >= 2
-    for node in range(tree.num_nodes):
-        path = tree.path_tokens(node)
-        law, reached = (
-            law_after(RandomTable(VOCAB, seed, "positive"), path),
-            probability(seed, path),
-        )
-        if children == "top":
-            worth = [reached * mass for _, mass in law.top_masses(3)]
-        else:
-            worth = [reached * sum(q * (1 - q) ** k for q in law.probs.tolist()) for k in range(3)]
-        expected = sum(value >= least for value in worth) if len(path) < 3 else 0
-        assert len(tree.candidates[node]) == expected
-
-
-def test_threshold_serves_likely_paths_first_and_keeps_the_budget() -> None:
-    tape = [0.35, 0.8, 0.1, 0.6] * 10
-    for num_nodes in (1, 2, 4, 7):
-        assert build(Threshold(0.05, 4, 3, num_nodes), 3, tape=tape).num_nodes - 1 <= num_nodes
-        assert (
-            build(Threshold(0.05, 4, 3, 32), 3, DraftPlan(max_nodes=num_nodes), tape).num_nodes - 1
-            <= num_nodes
-        )
-    assert max(build(Threshold(0.01, 4, 2, 32), 3, DraftPlan(max_depth=2), tape).depths) == 2
-
-
-@pytest.mark.parametrize("least", [0.0, 1.5, float("nan")])
-def test_threshold_refuses_what_is_no_probability(least: float) -> None:
-    with pytest.raises(OptionError, match=r"threshold: min_prob is a probability in \(0, 1\]"):
-        Threshold(least)
+        Eagle2(num_nodes=0)

@@ -55,9 +55,7 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "paths": "monge.draft.tree.paths:Paths",
         "best_first": "monge.draft.tree.best_first:BestFirst",
         "eagle2": "monge.draft.tree.best_first:Eagle2",
-        "opt_tree": "monge.draft.tree.best_first:OptTree",
         "sequoia": "monge.draft.tree.sequoia:Sequoia",
-        "threshold": "monge.draft.tree.best_first:Threshold",
     },
     "depth controller": _DEPTH_CONTROLLERS,
     "controller": {
