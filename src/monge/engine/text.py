@@ -44,7 +44,8 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.name, self.utf8, self.text = map(cache, (self._name, self._utf8, self._text))
+        self.name, self.utf8 = cache(self._name), cache(self._utf8)
+        self.text = cache(self._text)
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._spelled = {number: str(token) for number, token in added.items()}
         self._skipped = {number for number, token in added.items() if token.special}
