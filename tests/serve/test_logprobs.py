@@ -10,9 +10,10 @@ from fastapi.testclient import TestClient
 
 from monge.api import built_in, load
 from monge.engine import opening
+from monge.engine.text import TokenTexts
 from monge.loading.networks import load_network
 from monge.options import ServeOptions
-from monge.serve.api.answers import Answers, TokenTexts
+from monge.serve.api.answers import Answers
 from monge.serve.http.app import create_app
 
 TEXT = "The history of mathematics"
@@ -189,14 +190,36 @@ def test_bytes_of_tokens(decoder):
 
 
 def test_characters_are_never_cut(client, decoder):
-    """Forced bytes of a character that needs three tokens; only the very end may hold half of it."""
+    """Forced bytes of a character that needs three tokens, in any order: pieces are those of the whole."""
     ids = decoder.tokenizer("日")["input_ids"]
     assert len(ids) > 1
     first = {"logit_bias": {str(ids[0]): 100}, "temperature": 0, "max_tokens": 1}
     assert complete(client, **first)["text"] == REPLACEMENT
     bias = dict.fromkeys(map(str, ids), 90)
-    pieces = stream(client, logit_bias=bias, temperature=1, seed=1, max_tokens=30)
-    assert not any(piece["text"].endswith(REPLACEMENT) for piece in pieces[:-1])
+    fields = {"logit_bias": bias, "temperature": 1, "seed": 1, "max_tokens": 30, "logprobs": 3}
+    pieces = stream(client, **fields, return_token_ids=True)
+    generated = [token for piece in pieces for token in piece["token_ids"]]
+    text = decoder.tokenizer.decode(generated)
+    assert "".join(piece["text"] for piece in pieces) == text
+    told = [piece["logprobs"] for piece in pieces if piece["logprobs"] is not None]
+    assert "".join(token for part in told for token in part["tokens"]) == text
+    assert all(len(top) >= 3 for part in told for top in part["top_logprobs"])
+    offsets = [offset for part in told for offset in part["text_offset"]]
+    assert offsets == sorted(offsets)
+    assert offsets[-1] <= len(text)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_special_token_stops(client, decoder, is_stream):
+    (special,) = decoder.tokenizer.all_special_ids[:1]
+    text = decoder.tokenizer.convert_ids_to_tokens(special)
+    fields = {"logit_bias": {str(special): 100}, "ignore_eos": True, "stop": ["zzz", text]}
+    made = stream(client, **fields)[-1] if is_stream else complete(client, **fields)
+    assert (made["finish_reason"], made["stop_reason"], made["text"]) == ("stop", text, "")
+    (result,) = decoder.generate(
+        [TEXT], logit_bias={special: 100}, ignore_eos=True, stop=[text], max_new_tokens=8
+    )
+    assert (result.finish_reason, result.token_ids[-1:]) == ("stop", (special,))
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

@@ -10,14 +10,13 @@ from typing import Any, Final, ParamSpec, Protocol, Self, TypeVar, runtime_check
 import httpx
 
 from monge.core.errors import MongeError
+from monge.engine.text import TOKEN_ID
 
 ATTEMPTS: Final = 6
 TIMEOUT_S: Final = 120.0
 _FIRST_WAIT_S: Final = 0.5
 _LONGEST_WAIT_S: Final = 30.0
 _RETRIED: Final = (429, 500, 502, 503, 504)
-TOKEN_ID: Final = "token_id:"
-"""Prefix of token names where a server names tokens by their ids."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

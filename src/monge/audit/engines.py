@@ -9,10 +9,11 @@ from typing import Any, Final
 import torch
 
 from monge.api import eos_ids_of
-from monge.audit.client import TOKEN_ID, Completion, one_at_a_time
+from monge.audit.client import Completion, one_at_a_time
 from monge.core.errors import OptionError
 from monge.core.parts import built_in
 from monge.core.text import token_ids_of
+from monge.engine.text import TOKEN_ID
 from monge.loading.networks import load_network, load_tokenizer, prepare
 from monge.loading.sources import ModelSource
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from monge.api import built_in, load
-from monge.audit.client import TOKEN_ID, Client, Server
+from monge.audit.client import Client, Server
 from monge.audit.references import LocalReference, Reference, ServerReference
 from monge.audit.report import Report, page
 from monge.audit.run import audit, neutral_fields, probe
@@ -21,6 +21,7 @@ from monge.audit.structured import structured_fields
 from monge.core.errors import MongeError, OptionError
 from monge.core.files import write_text
 from monge.core.words import counted
+from monge.engine.text import TOKEN_ID
 
 EOS_NAMES: Final = (
     *("</s>", "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>"),

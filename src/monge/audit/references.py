@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate, chain
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from monge.audit.client import (
-    TOKEN_ID,
     Client,
     Completion,
     RefusedError,
@@ -32,6 +31,7 @@ from monge.core.model import SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.core.text import token_ids_of
 from monge.engine.follow import logits_along
+from monge.engine.text import PART, TOKEN_ID, TokenTexts
 
 _UNNAMED: Final = "\N{REPLACEMENT CHARACTER}"
 _SORTED: Final = 256
@@ -103,7 +103,8 @@ class LocalReference:
             )
             raise OptionError(f"{sizes}; leave --draft out")
         self._model, self._draft, self._tokenizer, self._eos_ids = model, draft, tokenizer, eos_ids
-        texts = [tokenizer.decode([i], skip_special_tokens=False) for i in range(model.vocab_size)]
+        self._token_texts = TokenTexts(tokenizer)
+        texts = list(map(self._token_texts.text, range(model.vocab_size)))
         names = [f"{TOKEN_ID}{i}" for i in range(model.vocab_size)] if by_id else texts
         self.eos_names = frozenset(names[i] for i in eos_ids)
         # Tokens that share a name cannot be told apart, and llama.cpp lists one token for all parts
@@ -133,11 +134,8 @@ class LocalReference:
     @cached_property
     def _texts(self) -> list[str]:
         """The text of every token within a text; special tokens have none."""
-        decode = partial(self._tokenizer.decode, skip_special_tokens=True)
-        # Some tokenizers drop a space before the first token.
-        before = token_ids_of(self._tokenizer, "a")[-1]
-        size = len(decode([before]))
-        return [decode([before, i])[size:] for i in range(self._model.vocab_size)]
+        texts = self._token_texts
+        return ["" if texts.is_skipped(i) else texts.text(i) for i in range(self._model.vocab_size)]
 
     @cached_property
     def _admitted(self) -> Tensor:
@@ -252,7 +250,9 @@ class ServerReference:
         # Of a text that is tokenized in another way, the longest beginning is judged that is
         # tokenized as it was generated. It depends on the earlier tokens only, since a beginning of
         # a canonical tokenization is canonical.
-        for end in range(len(tokens) - 1, -1, -1):
+        # A token that ends inside a character has no text: those after it are not named by theirs.
+        whole = tokens[:-1].index("") if "" in tokens[:-1] else len(tokens) - 1
+        for end in range(whole, -1, -1):
             echoed, size = await self._echo(prompt, known, tokens[:end]), len(known) + end
             if echoed.tokens is not None and echoed.tokens[:size] == (*known, *tokens[:end]):
                 return [self._law(top, rules) for top in echoed.top[len(known) : size + 1]]
@@ -317,14 +317,19 @@ class ServerReference:
         largest = sorted(top.items(), key=lambda pair: -pair[1])[: self._num_top]
         merged = dict[str, float]()
         for name, logprob in largest:
-            if _UNNAMED in name and not rules.truncates:
+            if _is_part(name) and not rules.truncates:
                 continue  # several parts of characters share this name: they count as unnamed
             category = END if name in self.eos_names else name
             merged[category] = float(np.logaddexp(merged.get(category, -np.inf), logprob))
         law = law_of_logprobs(merged, rules)
         # Of several tokens with this name, the server lists one: how many of them are kept is
         # unknown.
-        return None if law is not None and any(_UNNAMED in name for name in law.names) else law
+        return None if law is not None and any(map(_is_part, law.names)) else law
+
+
+def _is_part(name: str) -> bool:
+    """Return whether a server's name of a token is that of a part of a character."""
+    return _UNNAMED in name or name.startswith(PART)
 
 
 def _ids(names: Sequence[str]) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from monge.audit.bets import Wealth, judged, log_factors, smallest_deviation
-from monge.audit.client import TOKEN_ID, RefusedError, Server, ServerError
+from monge.audit.client import RefusedError, Server, ServerError
 from monge.audit.deterministic import FirstStages, deterministic
 from monge.audit.references import Reference, ServerReference, token_names
 from monge.audit.report import Report, SituationResult, Tally, Verdict
@@ -23,6 +23,7 @@ from monge.audit.token_law import END, TokenLaw
 from monge.core.draws import random_numbers
 from monge.core.sampling_rules import SamplingRules
 from monge.core.words import counted
+from monge.engine.text import TOKEN_ID
 
 TOLERANCE: Final = 0.05
 """Smallest difference of two log-probabilities that counts in greedy texts, in nats."""

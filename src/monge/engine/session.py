@@ -41,7 +41,7 @@ class Request:
         row: Number of its stream among those of the seed.
         eos_ids: Tokens that end the text (kept as its last token).
         stop: Stop strings; the text ends before the first of them, the tokens with the one that
-            completes it.
+            completes it. One that is the text of a special token also stops at that token.
         processors: Prefix-dependent logits processors. The request decodes with copies of them;
             with one that cannot be copied, it decodes without speculation, and a warning says so.
         grammar: Its state before the first token, if the completion must be a text of one.
@@ -281,10 +281,11 @@ class Session:
         self.error, self.finish_reason = error, "error"
 
     def _reason_to_stop(self, new_ids: Sequence[int]) -> FinishReason | None:
-        request = self.request
-        if new_ids[-1] in request.eos_ids:
+        request, text = self.request, self.text
+        is_named = text is not None and text.stops_at(new_ids[-1])
+        if new_ids[-1] in request.eos_ids and not is_named:
             return "eos"
-        if self.text is not None and self.text.push(new_ids[-1]):
+        if text is not None and text.push(new_ids[-1]):
             return "stop"
         if request.stop_check is not None and request.stop_check(
             self.context.token_ids + tuple(new_ids)

@@ -18,7 +18,7 @@ from monge.draft.base import AnyDrafter, Capabilities
 from monge.draft.pool import PoolDrafter
 from monge.engine.decoder import Decoder
 from monge.engine.grammar import FORCED
-from monge.engine.text import TextStream, Tokenizer
+from monge.engine.text import PlacedTexts, Tokenizer, TokenTexts
 
 FORMAT: Final = "monge trace"
 VERSION: Final = 1
@@ -62,8 +62,8 @@ class RunTrace:
     def __init__(
         self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int], origins: Origins
     ) -> None:
-        self._tokenizer, self._origins = tokenizer, origins
-        self._text = None if tokenizer is None else TextStream(tokenizer, prompt_ids, ())
+        self._texts, self._origins = TokenTexts(tokenizer), origins
+        self._placed = PlacedTexts(self._texts, prompt_ids)
         self._num_tokens = 0
 
     def round(self, record: StepRecord) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class RunTrace:
         probs = zip(tree.target_probs, tree.draft_probs, strict=True)
         columns = zip(tree.token_ids, tree.parents, probs, strict=True)
         nodes = [
-            {"id": token, "text": self._name(token), "parent": parent, "p": p, "q": q}
+            {"id": token, "text": self._texts.name(token), "parent": parent, "p": p, "q": q}
             for token, parent, (p, q) in columns
         ]
         origin = self._origins.get(record.drafter, "draft") if record.num_nodes else None
@@ -91,6 +91,7 @@ class RunTrace:
         last = record.next_kind if record.num_nodes else "target"
         sources = zip(record.token_ids, [*accepted, (last, tree.next_prob, None)], strict=False)
         self._num_tokens += len(record.token_ids)
+        texts = self._placed.of(record.token_ids, last=False)
         stages = ("draft", "score", "verify", "commit")
         return {
             "at": self._num_tokens - len(record.token_ids),
@@ -103,22 +104,10 @@ class RunTrace:
             "nodes": nodes,
             "path": list(tree.path),
             "tokens": [
-                {"id": token, "text": self._next(token), "origin": kind, "p": p, "q": q}
-                for token, (kind, p, q) in sources
+                {"id": token, "text": text, "origin": kind, "p": p, "q": q}
+                for (token, (kind, p, q)), (text, _) in zip(sources, texts, strict=True)
             ],
         }
-
-    def _name(self, token: int) -> str:
-        if self._tokenizer is None:
-            return str(token)
-        return self._tokenizer.decode([token], skip_special_tokens=False)
-
-    def _next(self, token: int) -> str:
-        """Return what a token adds to the text."""
-        if self._text is None:
-            return f" {token}"
-        self._text.push(token)
-        return self._text.take(last=False)
 
 
 def rounds_of(

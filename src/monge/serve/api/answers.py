@@ -3,17 +3,14 @@
 import json
 import logging
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as fields_of
-from functools import cache
 from typing import Any, Final
 
-from transformers.convert_slow_tokenizer import bytes_to_unicode
-
 from monge.engine.logprobs import Drawn, TokenLogprob
+from monge.engine.text import PlacedTexts, TokenTexts
 from monge.page.trace import Origins, RunTrace
 from monge.serve.api.call_reader import CallReader
 from monge.serve.api.errors import ApiError, failure
@@ -26,7 +23,6 @@ FINISH: Final[dict[GenerationFinish, str]] = {"eos": "stop", "stop": "stop", "le
 _MS: Final = 1000.0
 _LOWEST: Final = -9999.0
 """Log-probability of an impossible token, as in vLLM; JSON has no infinity."""
-_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LINE_ENDS: Final = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 """Letters at which many clients cut the lines of a stream, escaped; JSON escapes the others itself."""
 _OTHER_TOKENS: Final = ("reasoning", "audio", "accepted_prediction", "rejected_prediction")
@@ -57,39 +53,6 @@ def dumped(value: Any) -> str:  # noqa: ANN401 (any JSON)
     return text.translate(_LINE_ENDS)
 
 
-class TokenTexts:
-    """Text and bytes of single tokens, remembered.
-
-    Args:
-        tokenizer: The tokenizer. Without one, the name of a token is its number.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401 (the host's)
-        self.tokenizer = tokenizer
-        self.name, self.json = cache(self._name), cache(self._json)
-
-    def utf8(self, token_id: int) -> list[int] | None:
-        """Return the bytes of a token, or `None` if the tokenizer does not give them."""
-        name = self.name(token_id)
-        if "\N{REPLACEMENT CHARACTER}" not in name:
-            return list(name.encode())
-        spelled = str(self.tokenizer.convert_ids_to_tokens(token_id))
-        if (single := _BYTE_TOKEN.fullmatch(spelled)) is not None:
-            return [int(single[1], 16)]
-        byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
-        return [byte_of[letter] for letter in spelled] if set(spelled) <= byte_of.keys() else None
-
-    def _name(self, token_id: int) -> str:
-        """Return the text of one token; parts of characters become U+FFFD."""
-        if self.tokenizer is None:
-            return str(token_id)
-        return self.tokenizer.decode([token_id], skip_special_tokens=False)
-
-    def _json(self, token_id: int) -> tuple[str, str]:
-        """Return the text and the bytes of a token as JSON."""
-        return json.dumps(self.name(token_id)), json.dumps(self.utf8(token_id))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
     """Writes the answer to one request, whole or in chunks.
@@ -108,6 +71,7 @@ class Answers:
     texts: TokenTexts
     origins: Origins
     _offsets: Counter[int] = field(default_factory=Counter[int], init=False)
+    _placed: dict[int, PlacedTexts] = field(default_factory=dict[int, PlacedTexts], init=False)
     _readers: dict[int, CallReader] = field(default_factory=dict[int, CallReader], init=False)
     _traces: dict[int, RunTrace] = field(default_factory=dict[int, RunTrace], init=False)
 
@@ -238,7 +202,7 @@ class Answers:
         return fields
 
     def _ranked(self, rank: int, token: int, logprob: float) -> str:
-        text = self.texts.json(token)[0]
+        text = json.dumps(self.texts.name(token))
         return f'"{token}":{{"logprob":{_number(logprob)!r},"rank":{rank},"decoded_token":{text}}}'
 
     def _stop_reason(self, output: Output) -> int | str | None:
@@ -268,36 +232,39 @@ class Answers:
             return None
         if self.request.is_chat:
             return self._chat_logprobs(entries)
-        if scores is None:
-            return self._completion_logprobs(index, entries)
-        scores = [replace(entry, top=entry.top[: request.logprobs.num_top]) for entry in scores]
-        return self._completion_logprobs(index, [*scores, *entries], request.prompt_ids[0])
+        given = ()
+        if scores is not None:
+            given = request.prompt_ids
+            scores = [replace(entry, top=entry.top[: request.logprobs.num_top]) for entry in scores]
+        last = output.finish_reason is not None
+        return self._completion_logprobs(index, [*(scores or ()), *entries], given, last=last)
 
     def _completion_logprobs(
-        self, index: int, entries: Sequence[TokenLogprob], first: int | None = None
+        self, index: int, entries: Sequence[TokenLogprob], echoed: Sequence[int], *, last: bool
     ) -> dict[str, Any]:
-        """Return the lists of `/v1/completions`: one entry a token; offsets add up the token texts.
+        """Return the lists of `/v1/completions`: one entry a token; offsets are places in the text.
 
         The first token of an echoed prompt has no log-probability.
         """
-        tokens, logprobs, top, offsets = list[int](), list[float | None](), list[str](), list[int]()
-        if first is not None:
-            tokens.append(first)
-            logprobs.append(None)
-            top.append("null")
-        for entry in entries:
-            tokens.append(entry.token_id)
-            logprobs.append(_number(entry.logprob))
-            top.append(self._named(entry))
-        for token in tokens:
+        num_first = len(echoed[:1])
+        prompt_ids = () if self.request.echoes else self.request.choices[index].prompt_ids
+        placed = self._placed.setdefault(index, PlacedTexts(self.texts, prompt_ids))
+        tokens = [*echoed[:1], *(entry.token_id for entry in entries)]
+        texts, offsets = list[str](), list[int]()
+        for place, (text, size) in enumerate(placed.of(tokens, last=last), 1):
+            texts.append(text)
             offsets.append(self._offsets[index])
-            self._offsets[index] += len(self.texts.name(token))
+            self._offsets[index] += size
+            if place == len(echoed):
+                self._offsets[index] = len(self.request.echoes[index])
+        top = ["null"] * num_first + list(map(self._named, entries))
+        logprobs = [_number(entry.logprob) for entry in entries]
         return {
-            "tokens": list(map(self.texts.name, tokens)),
-            "token_logprobs": logprobs,
+            "tokens": texts,
+            "token_logprobs": [None] * num_first + logprobs,
             "top_logprobs": Json(f"[{','.join(top)}]"),
             "text_offset": offsets,
-            **self._drawn(index, entries, len(tokens) - len(entries)),
+            **self._drawn(index, entries, num_first),
         }
 
     def _drawn(
@@ -315,24 +282,27 @@ class Answers:
         """Return the list of `/v1/chat/completions`."""
         content: list[str] = []
         for entry in entries:
-            top = ",".join("{" + self._described(*pair) + "}" for pair in entry.top)
-            token = self._described(entry.token_id, entry.logprob)
+            pairs = [(entry.token_id, entry.logprob), *entry.top]
+            names = self.texts.names([token for token, _ in pairs])
+            token, *top = map(self._described, names, pairs)
             if entry.drawn is not None:
                 token += f',"drawn":{json.dumps(_drawn_numbers(entry))}'
-            content.append(f'{{{token},"top_logprobs":[{top}]}}')
+            listed = ",".join(f"{{{one}}}" for one in top)
+            content.append(f'{{{token},"top_logprobs":[{listed}]}}')
         return {"content": Json(f"[{','.join(content)}]"), "refusal": None}
 
     def _named(self, entry: TokenLogprob) -> str:
-        """Return the most probable tokens and the token itself by text; equal texts keep one."""
-        pairs = [*entry.top, (entry.token_id, entry.logprob)]
-        named = dict[str, float]()
-        for token, logprob in sorted(pairs, key=lambda pair: -pair[1]):
-            named.setdefault(self.texts.json(token)[0], _number(logprob))
-        return "{" + ",".join(f"{text}:{logprob!r}" for text, logprob in named.items()) + "}"
+        """Return the most probable tokens and the token itself by name."""
+        scores = {entry.token_id: entry.logprob, **dict(entry.top)}
+        best = dict(sorted(scores.items(), key=lambda pair: -pair[1]))
+        _, *names = map(json.dumps, self.texts.names([entry.token_id, *best]))
+        pairs = zip(names, map(_number, best.values()), strict=True)
+        return "{" + ",".join(f"{name}:{logprob!r}" for name, logprob in pairs) + "}"
 
-    def _described(self, token_id: int, logprob: float) -> str:
-        text, utf8 = self.texts.json(token_id)
-        return f'"token":{text},"logprob":{_number(logprob)!r},"bytes":{utf8}'
+    def _described(self, name: str, scored: tuple[int, float]) -> str:
+        token, logprob = scored
+        utf8 = json.dumps(self.texts.utf8(token))
+        return f'"token":{json.dumps(name)},"logprob":{_number(logprob)!r},"bytes":{utf8}'
 
     def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chat = "chat.completion.chunk" if self.request.body.stream else "chat.completion"
