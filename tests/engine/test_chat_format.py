@@ -1,5 +1,7 @@
 """Conversations become prompts as the format says, and what a template refuses is an error."""
 
+import re
+
 import pytest
 from transformers import AutoTokenizer
 
@@ -21,7 +23,7 @@ TURNS = [
     {"role": "assistant", "content": "Red."},
     {"role": "user", "content": "Another."},
 ]
-TEMPLATE = """{%- if messages[0].role == "developer" %}{{ raise_exception("no developers") }}{% endif %}
+TEMPLATE = """{%- if messages[0].role == "assistant" %}{{ raise_exception("no answers") }}{% endif %}
 {%- for m in messages %}<|end|>{{ m.role }}: {{ m.content }}
 {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
 
@@ -52,13 +54,15 @@ def test_the_opening_ends_where_the_user_starts(tokenizer):
 
 
 def test_a_template_without_the_users_words_has_no_opening(tokenizer):
-    with pytest.raises(OptionError, match="does not show where a user's turn starts"):
+    with pytest.raises(OptionError, match=r"messages\[0\]: .*leaves out text .* of role 'user'"):
         TemplateFormat(tokenizer, "{{ messages | length }} turns").opening()
+    with pytest.raises(OptionError, match="does not show where a user's turn starts"):
+        TemplateFormat(tokenizer, "{{ messages[0].content | urlencode }}").opening()
 
 
 def test_a_template_refuses_a_conversation(tokenizer):
-    with pytest.raises(OptionError, match="refuses this conversation: no developers"):
-        TemplateFormat(tokenizer, TEMPLATE).encode([{"role": "developer", "content": "x"}])
+    with pytest.raises(OptionError, match="refuses this conversation: no answers"):
+        TemplateFormat(tokenizer, TEMPLATE).encode([{"role": "assistant", "content": "x"}])
 
 
 PARTS = """{% for m in messages %}{{ m.role }}:{% for part in m.content if part.type == "text" %}
@@ -155,7 +159,7 @@ def test_half_a_pair_of_surrogates_is_refused_by_its_message(tokenizer, template
     with pytest.raises(OptionError, match=r"messages\[1\]: character 1 is .*half of a pair"):
         form.encode(broken)
     with pytest.raises(OptionError, match="chat template: character 0 is .*half of a pair"):
-        TemplateFormat(tokenizer, "\ud83d{{ messages[0].content }}").encode(TURNS)
+        TemplateFormat(tokenizer, "\ud83d{{ messages[0].content }}").encode(TURNS[1:2])
 
 
 SETTINGS = """{% for m in messages %}{{ m.role }}: {{ m.content }}{% if not loop.last %} / {% endif %}
@@ -178,3 +182,124 @@ def test_settings_of_a_template_and_an_answer_that_goes_on(tokenizer):
             form.encode(TURNS[1:2], settings=settings)
     with pytest.raises(OptionError, match="must be the assistant's text"):
         form.encode(TURNS, is_continued=True)
+
+
+def said(role, content="", **fields):
+    return {"role": role, "content": content, **fields}
+
+
+WITHOUT_DEVELOPERS = """{% for m in messages %}{% if m.role in ("user", "assistant", "system") %}
+{{- m.role }}: {{ m.content | trim }}\n{% endif %}{% endfor %}"""
+SYSTEM_FIRST = """{% if messages[0].role == "system" %}<<{{ messages[0].content }}>>\n{% endif %}
+{%- for m in messages if m.role in ("user", "assistant") %}{{ m.role }}: {{ m.content }}\n{% endfor %}"""
+IN_TURNS = """{% if messages[0].role == "system" %}{{ raise_exception("no system") }}{% endif %}
+{%- for m in messages if m.role != "tool" %}{% if (m.role == "user") != (loop.index0 % 2 == 0) %}
+{{- raise_exception("take turns") }}{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}"""
+OWN_IDS = """{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or () %}
+{%- if c.id | length != 9 %}{{ raise_exception("nine letters") }}{% endif %}({{ c.function.name }} {{ c.id }})
+{%- endfor %}{% if m.role == "tool" %}{% if m.tool_call_id | length != 9 %}
+{{- raise_exception("nine letters") }}{% endif %}={{ m.tool_call_id }}{% endif %}\n{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "turns", "text"),
+    [
+        (WITHOUT_DEVELOPERS, [said("developer", " A "), said("user", "b")], "system: A\nuser: b\n"),
+        (CLOSED, [said("developer", "a")], "system: a <|end|>\nassistant:"),
+        (
+            "{# developer #}" + CLOSED,
+            [said("developer", "a")],
+            "developer: a <|end|>\nassistant:",
+        ),
+        (
+            SYSTEM_FIRST,
+            [said("system", "a"), said("developer", "b"), said("user", "c")],
+            "<<a\n\nb>>\nuser: c\n",
+        ),
+        (
+            SYSTEM_FIRST,
+            [said("system", "a"), said("user", "b"), said("assistant", "c"), said("system", "d")],
+            "<<a>>\nuser: b\nassistant: c\nuser: d\n",
+        ),
+        (SYSTEM_FIRST, [said("user", "hi there"), said("system", "hi")], "user: hi there\n\nhi\n"),
+        (
+            IN_TURNS,
+            [said("system", "a"), said("system"), said("user", "b"), said("assistant", "c")]
+            + [said("developer", "d"), said("user", "e")],
+            "user: a\n\nb\nassistant: c\nuser: d\n\ne\n",
+        ),
+        (
+            IN_TURNS,
+            [said("user", "a"), said("system", "b"), said("user", "c")],
+            "user: a\n\nb\n\nc\n",
+        ),
+        (IN_TURNS, [said("system", "a")], "user: a\n"),
+        (
+            PARTS.replace(
+                "{% for m in messages %}", "{% for m in messages if m.role != 'system' %}"
+            ),
+            [said("system", "a"), said("user", "b")],
+            "user: a\n\nb\nassistant:",
+        ),
+        ("{{ messages[0].content | urlencode }}", [said("user", "a b")], "a%20b"),
+        ("{{ messages[0].content.split('</think>')[-1] }}", [said("assistant", "a</think>b")], "b"),
+        (SYSTEM_FIRST, [said("user", "a"), said("assistant", " ")], "user: a\nassistant:  \n"),
+    ],
+)
+def test_every_message_is_in_the_text(tokenizer, template, turns, text):
+    assert TemplateFormat(tokenizer, template).written(turns) == text
+
+
+@pytest.mark.parametrize(
+    ("template", "turns", "place", "role"),
+    [
+        (SYSTEM_FIRST, [said("user", "hi there"), said("tool", "hi")], 1, "tool"),
+        (
+            SYSTEM_FIRST,
+            [said("user", "a"), said("assistant", tool_calls=[{"name": "f"}])],
+            1,
+            "assistant",
+        ),
+        (IN_TURNS, [said("user", "a"), said("system", "b"), said("tool", "c")], 2, "tool"),
+        ("{{ messages[0].content[:2] }}", [said("user", "abcd")], 0, "user"),
+        ("{{ messages[-1].content }}", [said("user", "a"), said("user", "ab")], 0, "user"),
+        (
+            "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
+            [said("user", "a\ufffc1\ufffc"), said("assistant", "a")],
+            1,
+            "assistant",
+        ),
+    ],
+)
+def test_a_message_without_a_place_is_refused(tokenizer, template, turns, place, role):
+    with pytest.raises(OptionError, match=rf"messages\[{place}\]: .*of role '{role}'"):
+        TemplateFormat(tokenizer, template).written(turns)
+    with pytest.raises(OptionError, match=r"messages\[0\]: the role must be one of"):
+        TemplateFormat(tokenizer, template).written([said("function", "a")])
+
+
+def test_calls_have_the_ids_that_a_template_takes(tokenizer):
+    def calls(*ids):
+        made = [{"id": one, "function": {"name": "f", "arguments": {}}} for one in ids]
+        return [
+            said("assistant", tool_calls=made),
+            *(said("tool", tool_call_id=one) for one in ids),
+        ]
+
+    form = TemplateFormat(tokenizer, OWN_IDS)
+    text = form.written(calls("call_1", "abcdefghi", "call_2"))
+    told = re.findall(r"\(f (\w{9})\)", text)
+    assert told == re.findall(r"=(\w{9})", text)
+    assert told[1] == "abcdefghi"
+    assert len(set(told)) == 3
+    assert text == form.written(calls("call_1", "abcdefghi", "call_2")), "a prefix stays one"
+    as_given = TemplateFormat(tokenizer, OWN_IDS.replace("!= 9", "== 0"))
+    assert "(f call_1)" in as_given.written(calls("call_1"))
+
+
+def test_few_renderings_of_a_long_chat(tokenizer, monkeypatch):
+    num, render = [], TemplateFormat._rendered
+    count = lambda self, *turns, **options: num.append(1) or render(self, *turns, **options)  # noqa: E731
+    monkeypatch.setattr(TemplateFormat, "_rendered", count)
+    TemplateFormat(tokenizer, CLOSED).encode([*TURNS, *TURNS[2:] * 50])
+    assert len(num) == 2

@@ -162,6 +162,26 @@ def decoder():
     return monge.load()
 
 
+def test_a_text_beside_calls_that_a_template_leaves_out_is_written_with_them(decoder):
+    template = WITH_TOOLS.replace("CALL", WRITTEN["hermes"]).replace(
+        "{{ m.content }}", "{{ m.content if not m.tool_calls }}"
+    )
+    chat = TemplateFormat(decoder.tokenizer, template)
+    found = call_format(chat, decoder.eos_ids)
+    assert (found.has_calls, found.has_both) == (True, False)
+    called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+    for said in ("", "Let me see."):
+        turns = [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": said, "tool_calls": [called]},
+            {"role": "tool", "content": "Rain", "tool_call_id": "1"},
+        ]
+        turns = found.turns(turns, [])
+        assert ("tool_calls" in turns[1]) == (not said)
+        text = chat.written(turns)
+        assert text.index(said) < text.index('"f"') < text.index("Rain")
+
+
 @pytest.mark.parametrize("name", [*WRITTEN, "drops calls", "drops tools"])
 def test_a_template_shows_how_calls_are_written(decoder, name):
     template = WITH_TOOLS.replace("CALL", WRITTEN.get(name, "")) if name != "drops tools" else TURNS
@@ -171,7 +191,10 @@ def test_a_template_shows_how_calls_are_written(decoder, name):
     found = call_format(chat, decoder.eos_ids)
     own = FORMS.get(name, CallFormat())
     assert replace(found, added={}, hidden=frozenset()) == replace(
-        own, has_tools=name in {*FORMS, "drops calls"}, has_calls=name in FORMS
+        own,
+        has_tools=name in {*FORMS, "drops calls"},
+        has_calls=name in FORMS,
+        has_both=name in FORMS,
     )
     called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": "é"}}}
     turns = [

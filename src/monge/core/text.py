@@ -11,12 +11,19 @@ def token_ids_of(
 ) -> tuple[int, ...]:
     """Return the tokens of a text, as the tokenizer gives them under `input_ids`.
 
+    A text that begins with BOS, as texts of chat templates do, does not get a second one.
+
     Raises:
         OptionError: If it holds half of a pair of surrogates, which is no character; `where` is the
             subject of the message.
     """
     check_text(text, where)
-    return tuple(int(token) for token in tokenizer(text, **options)["input_ids"])
+    ids = tuple(int(token) for token in tokenizer(text, **options)["input_ids"])
+    start = getattr(tokenizer, "bos_token_id", None)
+    if start is None or ids[:2] != (start, start) or not options.get("add_special_tokens", True):
+        return ids
+    own = token_ids_of(tokenizer, text, where, add_special_tokens=False)
+    return ids[1:] if ids[: len(own) + 1] == (start, *own) else ids
 
 
 def check_text(text: str, where: str) -> None:

@@ -1,8 +1,11 @@
 """From a conversation to prompt tokens."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from inspect import signature
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -16,6 +19,10 @@ INSTRUCTION: Final = "instruction"
 
 _MARK: Final = "\N{OBJECT REPLACEMENT CHARACTER}"
 """Stands for a text whose place in a template is looked for."""
+
+_SEEN: Final = re.compile(f"{_MARK}([0-9.]+){_MARK}")
+_CALL_ID: Final = re.compile("[a-zA-Z0-9]{9}")
+"""The only ids of calls that templates of Mistral's models take."""
 
 _FAULTS: Final = (
     TemplateError,
@@ -111,9 +118,8 @@ class TemplateFormat:
         parameters = {*signature(self.tokenizer.apply_chat_template).parameters, "messages"}
         for name in parameters.intersection(settings or ()):
             raise OptionError(f"chat_template_kwargs: {name!r} is not the template's; leave it out")
-        turns = checked_messages(messages, is_continued=is_continued)
         return self._ids(
-            self.written(turns, is_continued=is_continued, settings=settings, tools=tools)
+            self.written(messages, is_continued=is_continued, settings=settings, tools=tools)
         )
 
     def opening(self, before: Sequence[Message] = ()) -> tuple[int, ...]:
@@ -150,15 +156,95 @@ class TemplateFormat:
     ) -> str:
         """Return the text of a conversation, as `ChatFormat.encode` says; `tools` may be called.
 
+        It has the text of every message, and every call. What the template has no place for moves:
+        `developer` becomes `system`, and a system message becomes a part of the user's turn beside
+        it. Ids of calls change if the template takes other ones only. An assistant's text is there
+        if its end is, since templates leave out earlier reasoning.
+
         Raises:
-            OptionError: If the template refuses it, or does not work.
+            OptionError: If the template refuses it, does not work, or leaves a message out.
         """
+        messages = checked_messages(messages, is_continued=is_continued)
         options = {**(settings or {}), "add_generation_prompt": not is_continued}
         options |= {"tools": list(tools)} if tools else {}
         if is_continued:
             options["continue_final_message"] = True
+        refusal: OptionError | None = None
+        for turns in self._ways(messages):
+            try:
+                # Templates of some vision-language models read lists of parts, and drop plain text.
+                for shaped in (dict[str, Any], _in_parts):
+                    conversation = [shaped(turn) for turn in turns]
+                    text = self._checked(conversation, options)
+                    lost = self._lost(turns, shaped, text, options)
+                    is_list = shaped is _in_parts and str(conversation[-1]["content"]) in text
+                    if lost is None and not is_list:
+                        return text
+                    if lost is None or len(turns) < len(messages):  # whose numbers are others
+                        continue
+                    refusal = refusal or OptionError(
+                        f"messages[{lost}]: the chat template leaves out text or calls of this "
+                        f"message of role {messages[lost]['role']!r}; send it as a user's text, or "
+                        "give another template: --chat-template"
+                    )
+            except OptionError as error:
+                refusal = refusal or error
+        assert refusal is not None, "there is at least one way"
+        raise refusal
+
+    def _ways(self, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+        """Give the conversation as it is, then what a template with fewer roles or other ids may take."""
+        template = self.template or getattr(self.tokenizer, "chat_template", None)
+        renamed = [
+            {**turn, "role": "system"} if turn["role"] == "developer" else turn for turn in messages
+        ]
+        # A template that writes any role would write one that the model has never seen.
+        start = messages if "developer" in str(template) else renamed
+        ways = [start, renamed, _told(renamed, has_system=True), _told(renamed)]
+        if any(turn["role"] == "system" for turn in renamed[1:]):
+            # Some templates refuse the role where it comes first, and write any role behind it.
+            first: list[Message] = [{"role": role, "content": "a"} for role in ("system", "user")]
+            try:
+                self._checked(first, {})
+            except OptionError:
+                ways = [ways.pop(), *ways]
+        tried: list[Sequence[Message]] = []
+        for change in (list, _with_short_ids):
+            for roles in ways:
+                turns = change(roles)
+                if turns not in tried:
+                    tried.append(turns)
+                    yield turns
+
+    def _lost(
+        self,
+        turns: Sequence[Message],
+        shaped: Callable[[Message], Message],
+        text: str,
+        options: Mapping[str, Any],
+    ) -> int | None:
+        """Return the number of a turn that a template's text does not depend on, if there is one."""
+
+        def attempt(marked: Sequence[Message]) -> str | None:
+            try:
+                return self._rendered([shaped(turn) for turn in marked], **options)
+            except _FAULTS:
+                return None
+
+        both = "content", "tool_calls"
+        marked = [_marked(turn, place, both) for place, turn in enumerate(turns)]
+        seen = set(_SEEN.findall(attempt([turn for turn, _ in marked]) or ""))
+        for place, (turn, (_, marks)) in enumerate(zip(turns, marked, strict=True)):
+            # A mark may be cut off, or may not be what the template takes there.
+            for field in {field for mark, field in marks.items() if mark not in seen}:
+                changed, _ = _marked(turn, place, (field,))
+                if attempt([*turns[:place], changed, *turns[place + 1 :]]) == text:
+                    return place
+        return None
+
+    def _checked(self, conversation: Sequence[Message], options: Mapping[str, Any]) -> str:
         try:
-            text = self._rendered([dict(message) for message in messages], **options)
+            return self._rendered(conversation, **options)
         except _FAULTS as error:
             if type(error) is TemplateError:  # by its `raise_exception`
                 raise OptionError(
@@ -167,21 +253,6 @@ class TemplateFormat:
             raise OptionError(
                 f"the chat template does not work: {type(error).__name__}: {error}"
             ) from error
-        last = messages[-1]["content"].strip()
-        if last in text:
-            return text
-        # Templates of some vision-language models read lists of parts, and drop plain text.
-        try:
-            in_parts = self._rendered(
-                [
-                    {**message, "content": [{"type": "text", "text": message["content"]}]}
-                    for message in messages
-                ],
-                **options,
-            )
-        except (TemplateError, TypeError):
-            return text
-        return in_parts if last in in_parts else text
 
     def _rendered(self, conversation: Sequence[Mapping[str, Any]], **options: Any) -> str:
         return self.tokenizer.apply_chat_template(
@@ -242,6 +313,67 @@ def chat_format(
     form = TemplateFormat(tokenizer, template)
     form.encode([{"role": "user", "content": "Hello"}])
     return form
+
+
+def _in_parts(turn: Message) -> Message:
+    return {**turn, "content": [{"type": "text", "text": turn["content"]}]}
+
+
+def _marked(
+    turn: Message, place: int, fields: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a turn with a mark behind its text and behind the names of its calls; fields by mark."""
+    changed, marks = dict(turn), dict[str, str]()
+    if "content" in fields and turn["content"].strip():
+        changed["content"] = f"{turn['content'].replace(_MARK, '')}{_MARK}{place}{_MARK}"
+        marks[f"{place}"] = "content"
+    if "tool_calls" in fields and (calls := turn.get("tool_calls")):
+        changed["tool_calls"] = []
+        for number, call in enumerate(calls):
+            function, mark = call.get("function", call), f"{place}.{number}"
+            named = {**function, "name": f"{function.get('name')}{_MARK}{mark}{_MARK}"}
+            changed["tool_calls"].append(
+                {**call, "function": named} if "function" in call else named
+            )
+            marks[mark] = "tool_calls"
+    return changed, marks
+
+
+def _told(messages: Sequence[Message], *, has_system: bool = False) -> list[Message]:
+    """Return a conversation whose system messages are texts of the user's turns beside them.
+
+    With `has_system`, those that begin it are one system message.
+    """
+    first = list(takewhile(lambda turn: turn["role"] == "system", messages)) if has_system else []
+    turns: list[Message] = []
+    if first:
+        turns.append({**first[0], "content": "\n\n".join(turn["content"] for turn in first)})
+    was_moved = False
+    for turn in messages[len(first) :]:
+        is_moved = turn["role"] == "system"
+        told = {**turn, "role": "user"} if is_moved else turn
+        if (is_moved or was_moved) and turns and turns[-1]["role"] == told["role"] == "user":
+            texts = turns.pop()["content"], told["content"]
+            told = {**told, "content": "\n\n".join(filter(None, texts))}
+        turns.append(told)
+        was_moved = is_moved
+    return turns
+
+
+def _with_short_ids(messages: Sequence[Message]) -> list[Message]:
+    """Return a conversation whose calls have ids of nine letters or digits; equal ids stay equal."""
+
+    def short(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+        given = fields.get(name)
+        if given is None or _CALL_ID.fullmatch(str(given)):
+            return dict(fields)
+        return {**fields, name: sha256(repr(given).encode()).hexdigest()[:9]}
+
+    turns = [short(turn, "tool_call_id") for turn in messages]
+    for turn in turns:
+        if calls := turn.get("tool_calls"):
+            turn["tool_calls"] = [short(call, "id") for call in calls]
+    return list(turns)
 
 
 def checked_messages(messages: object, *, is_continued: bool = False) -> list[Message]:

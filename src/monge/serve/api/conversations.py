@@ -76,9 +76,9 @@ class Message(Strict):
 
     @property
     def text(self) -> str:
-        """Return the whole text."""
+        """Return the whole text; parts are lines."""
         content = self.content or ""
-        return content if isinstance(content, str) else "".join(part.text for part in content)
+        return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
     @property
     def turn(self) -> dict[str, Any]:

@@ -196,6 +196,8 @@ class RequestParser:
             prompts, is_echoed = body.prompt, bool(body.echo)
             for prompt in prompts:
                 self._check_size("prompt", [prompt])
+            if body.add_special_tokens is False:
+                prompts = [self._bare(prompt) for prompt in prompts]
             wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
             logprobs, prefix = body.logprobs, "cmpl-"
         each = body.n or 1
@@ -208,7 +210,11 @@ class RequestParser:
         requests = self._requests(
             body, prompts, max(1, wanted), tools=tools, logprobs=logprobs, is_echoed=is_echoed
         )
-        echoes = map(self._text, prompts) if is_echoed else ()
+        echoes = (
+            map(self._text, body.prompt)
+            if isinstance(body, CompletionRequest) and is_echoed
+            else ()
+        )
         self._check_size_of_answer(requests, each)
         # The choices of a prompt share what they can, and its scores come with the first.
         choices = [
@@ -477,6 +483,13 @@ class RequestParser:
             text = "certificate: this server keeps no records; start it with --certificates"
             raise refused(text, "certificate")
         return map(self._recorder.recorded, choices)
+
+    def _bare(self, prompt: Prompt) -> Prompt:
+        """Return a prompt without the special tokens that the tokenizer puts around a text."""
+        if not isinstance(prompt, str):
+            return prompt
+        with fields_named("prompt"):
+            return token_ids_of(self._tokenizer, prompt, add_special_tokens=False)
 
     def _text(self, prompt: Prompt) -> str:
         if isinstance(prompt, str):

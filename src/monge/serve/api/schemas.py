@@ -225,7 +225,7 @@ class CompletionRequest(SamplingRequest):
     )
     echo: bool | None = optional("Put the prompt before the completion.")
     suffix: Any = neutral("text cannot be written before a given end", "")
-    add_special_tokens: Any = neutral("the tokenizer's own rule holds", True)
+    add_special_tokens: bool | None = optional("Those around a text; absent means true.")
 
 
 class ChatSettings(Strict):

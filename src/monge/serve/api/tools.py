@@ -52,6 +52,7 @@ class CallFormat:
         end: Text after calls.
         has_tools: Whether the template writes functions.
         has_calls: Whether it writes earlier calls and their results.
+        has_both: Whether it also writes the text of an answer that has calls.
         added: Number of every added token that does not end an answer, by its text.
         hidden: Added tokens that texts do not show.
     """
@@ -63,6 +64,7 @@ class CallFormat:
     end: str = "</tool_call>"
     has_tools: bool = False
     has_calls: bool = False
+    has_both: bool = False
     added: Mapping[str, int] = field(default_factory=dict[str, int])
     hidden: frozenset[str] = frozenset()
 
@@ -73,7 +75,8 @@ class CallFormat:
     def turns(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
         """Return a conversation in which whatever the template does not write is plain text."""
         turns = list(messages)
-        if not self.has_calls:
+        has_both = any(turn["content"].strip() and turn.get("tool_calls") for turn in turns)
+        if not self.has_calls or (has_both and not self.has_both):
             turns.clear()
             for role, group in groupby(messages, key=lambda message: message["role"]):
                 if role == "tool":  # in one turn, since many templates want users to take turns
@@ -131,10 +134,7 @@ def _learnt(chat: TemplateFormat) -> dict[str, Any]:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": _RESULT, "name": _PROBE, "tool_call_id": "0" * 9},
     ]
-    try:
-        prompted, written = chat.written(turns[:1], tools=[tool]), chat.written(turns, tools=[tool])
-    except OptionError:
-        return {}
+    prompted, written = _written(chat, turns[:1], tool), _written(chat, turns, tool)
     if _PROBE not in prompted:
         return {}
     prompt, answer = prompted.rpartition(_MARK)[2], written.rpartition(_MARK)[2]
@@ -145,7 +145,9 @@ def _learnt(chat: TemplateFormat) -> dict[str, Any]:
     if key not in value or _RESULT not in answer:  # earlier calls are dropped
         return {"has_tools": _MARKS[0][0] in prompted and '"arguments"' in prompted}
     lead, rest = answer[:start], answer[stop:]
+    turns[1] |= {"content": _RESULT}
     shown = {"has_tools": True, "has_calls": True, "key": key}
+    shown |= {"has_both": bool(_written(chat, turns, tool))}
     for begin, end in _MARKS:
         before = lead.rpartition(begin)[2]
         if begin in lead and end in rest and re.fullmatch(r"\s*\[?\s*", before):
@@ -153,6 +155,14 @@ def _learnt(chat: TemplateFormat) -> dict[str, Any]:
             return shown | {"begin": begin, "before": before, "after": after, "end": end}
     bare = {"begin": "", "before": "", "after": "", "end": ""}
     return shown | bare if lead == prompt else {}
+
+
+def _written(chat: TemplateFormat, turns: Sequence[Message], tool: Tool) -> str:
+    """Return what a template writes, which is nothing if it has no place for one of the turns."""
+    try:
+        return chat.written(turns, tools=[tool])
+    except OptionError:
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
