@@ -6,8 +6,6 @@ import tempfile
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
-
 from lab.command import run
 from monge.cli import options
 from monge.cli.console import output, reported
@@ -73,14 +71,12 @@ print("RESULT" + json.dumps(ids))
 
 def texts() -> list[str]:
     """Return texts of parts that pre-tokenizers split in different ways."""
-    draws = np.random.default_rng(0)
-    return [
-        *_PARTS,
-        *(
-            "".join(draws.choice(_PARTS, draws.integers(2, 8)))
-            for _ in range(NUM_TEXTS - len(_PARTS))
-        ),
-    ]
+    count = len(_PARTS)
+    mixed = (
+        "".join(_PARTS[(31 * text + 7 * place * place) % count] for place in range(2 + text % 7))
+        for text in range(NUM_TEXTS - count)
+    )
+    return [*_PARTS, *mixed]
 
 
 def write(path: Path, pre: str) -> Path:
