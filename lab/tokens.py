@@ -3,6 +3,8 @@
 import json
 import subprocess
 import tempfile
+from collections.abc import Collection, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
@@ -127,6 +129,12 @@ def ours(path: Path) -> list[list[int]]:
     return [tokenizer(text)["input_ids"] for text in texts()]
 
 
+def digest(ids: Sequence[Sequence[int]], without: Collection[int]) -> str:
+    """Return a digest of the ids of the texts, without those at some places."""
+    kept = [list(each) for place, each in enumerate(ids) if place not in without]
+    return sha256(json.dumps(kept).encode()).hexdigest()[:16]
+
+
 def theirs(path: Path, python: Path) -> list[list[int]] | None:
     """Return the ids of the texts by llama.cpp; `None` if it does not read the file."""
     done = subprocess.run(
@@ -149,7 +157,7 @@ def main(
         options.measuring("--python", "A Python that has the package `ik-llama-cpp-python`."),
     ],
     record: Path | None = options.measuring(
-        None, "File for the ids of llama.cpp.", None, "--record"
+        None, "File for a digest of the ids of llama.cpp.", None, "--record"
     ),
     names: list[str] | None = options.measuring(None, "Name; may be repeated.", "all", "--pre"),
 ) -> None:
@@ -169,16 +177,17 @@ def main(
             if right is None:
                 output().print(f"{name}: not known to this llama.cpp")
                 continue
-            recorded[name] = right
-            pairs = zip(texts(), ours(path), right, strict=True)
-            other = [text for text, got, want in pairs if got != want]
+            pairs = zip(ours(path), right, strict=True)
+            places = [place for place, (got, want) in enumerate(pairs) if got != want]
+            other = [texts()[place] for place in places]
+            recorded[name] = {"other": places, "digest": digest(right, places)}
             output().print(
                 f"{name}: {len(right) - len(other)} of {len(right)} equal"
                 + (f"; others: {other[:3]!r}" if other else ""),
                 markup=False,
             )
     if record is not None:
-        record.write_text(json.dumps(recorded, separators=(",", ":")), encoding="utf-8")
+        record.write_text(json.dumps(recorded, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -231,7 +231,8 @@ def _dequantised(header: Header, config: Any) -> PreTrainedModel:
 
 
 def _num_tokens(network: PreTrainedModel) -> int:
-    return int(network.get_input_embeddings().weight.shape[0])
+    embedding: Any = network.get_input_embeddings()
+    return int(embedding.weight.shape[0])
 
 
 def _set_ends(network: PreTrainedModel, fields: dict[str, Any]) -> None:
