@@ -104,7 +104,7 @@ def load(
     controller: str | AnyController | Sequence[str] | None = None,
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: str | Path | Tokenizer | None = None,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
     attention: str | None = None,
@@ -151,7 +151,7 @@ def load(
         draft_top_k: Draft from this number of the draft model's most probable tokens, renormalised.
             Candidates are verified against the truncated law, so this stays exact, and it is fast
             for rules whose cost grows with the support of the draft law.
-        tokenizer: A loaded tokenizer; `None` loads the one beside `target`.
+        tokenizer: A folder or name, or a loaded tokenizer; `None` loads the one beside `target`.
         dtype: Type of the weights; `auto` takes that of the checkpoint.
         device: Where to put the models.
         attention: `eager`, `sdpa` or `flex_attention`.
@@ -188,8 +188,9 @@ def load(
     draft_sources = [prepare(model, draft_backend, is_draft=True) for model in drafts.models]
     network = load_network(source, **loading)
     _say_unused_settings(network)
-    if tokenizer is None:
-        tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    if tokenizer is None or isinstance(tokenizer, str | Path):
+        place = source if tokenizer is None else tokenizer
+        tokenizer = load_tokenizer(place, trust_remote_code=trust_remote_code)
     target_model = as_sequence_model(network, backend=source.backend)
     if exact_numerics:
         check_exact_numerics(target_model)

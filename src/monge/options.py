@@ -135,7 +135,9 @@ class LoadOptions:
         None, MODELS, "The backend of the draft model: eager or compiled.", "as the target"
     )
     trust_remote_code: bool = False
-    tokenizer: Any = None
+    tokenizer: Any = option(
+        None, MODELS, "The tokenizer: a folder or a name.", "the one beside the target"
+    )
     drafter: Any = option(
         None,
         SPECULATION,

@@ -14,9 +14,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedModel,
-    TokenizersBackend,
 )
 
 from monge.backends.cpu.program_cache import MODELS, cache_folder, only_process
@@ -25,8 +23,9 @@ from monge.core.extras import require
 from monge.engine.chat_format import TemplateFormat
 from monge.engine.notices import notify, waiting
 from monge.loading.gguf_header import Header
+from monge.loading.gguf_tokenizer import gguf_tokenizer
 
-_FORMAT: Final = 4  # raised whenever what is written from a GGUF file changes
+_FORMAT: Final = 5  # raised whenever what is written from a GGUF file changes
 _SAMPLES: Final = 64  # blocks of a file that its digest reads, spread over it
 _BLOCK: Final = 1 << 16
 _PACKED_FORMAT: Final = 2  # the same for panels
@@ -37,8 +36,6 @@ _MOST_PACKED: Final = 2  # of the bytes of a file: those of Q2_K grow most
 _NO_TOKENIZER: Final = "no_tokenizer.txt"
 _NARROW: Final = (torch.bfloat16, torch.float16)
 _END_OF_TURN: Final = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-_ADD_BOS: Final = "tokenizer.ggml.add_bos_token"
-_TOKENIZER: Final = "tokenizer.ggml.model"
 _ADDED: Final = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 
 
@@ -185,32 +182,18 @@ def _write(path: Path, folder: Path, *, packs: bool) -> None:
     config |= {"dtype": "float32", "_name_or_path": path.name}
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        if header.fields.get(_ADD_BOS, header.fields.get(_TOKENIZER) == "llama"):
+        tokenizer, adds_bos = gguf_tokenizer(header, _num_tokens(network))
+        if adds_bos:
             _start_chats_with_bos(tokenizer)
-        _write_tokenizer(tokenizer, folder)
-    except Exception as error:  # noqa: BLE001 (whatever a rebuilt tokenizer raises; the weights are good all the same)
+        tokenizer.save_pretrained(folder)
+        # Without this list the host parses the vocabulary twice more, in Python.
+        place = folder / "tokenizer_config.json"
+        tokens = tokenizer.added_tokens_decoder.items()
+        added = {token: {name: getattr(kind, name) for name in _ADDED} for token, kind in tokens}
+        settings = json.loads(place.read_text(encoding="utf-8")) | {"added_tokens_decoder": added}
+        place.write_text(json.dumps(settings, indent=2), encoding="utf-8")
+    except Exception as error:  # noqa: BLE001 (whatever a tokenizer raises; the weights are good all the same)
         (folder / _NO_TOKENIZER).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
-
-
-def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer that the host reads in one pass.
-
-    The class of a kind of model would parse the vocabulary twice more, in Python, and keep a copy.
-    """
-    tokenizer.save_pretrained(folder)
-    place = folder / "tokenizer_config.json"
-    backend, settings = getattr(tokenizer, "backend_tokenizer", None), place.read_text("utf-8")
-    if backend is None:
-        return
-    tokens = tokenizer.added_tokens_decoder.items()
-    added = {token: {name: getattr(kind, name) for name in _ADDED} for token, kind in tokens}
-    plain = {"tokenizer_class": TokenizersBackend.__name__, "added_tokens_decoder": added}
-    place.write_text(json.dumps(json.loads(settings) | plain, indent=2), encoding="utf-8")
-    backend.save(str(folder / "tokenizer.json"), pretty=False)
-    again = AutoTokenizer.from_pretrained(folder)
-    if again.backend_tokenizer.to_str() != backend.to_str():
-        place.write_text(settings, encoding="utf-8")
 
 
 def _write_packed(
@@ -247,10 +230,16 @@ def _dequantised(header: Header, config: Any) -> PreTrainedModel:
     return network
 
 
+def _num_tokens(network: PreTrainedModel) -> int:
+    embedding: Any = network.get_input_embeddings()
+    return int(embedding.weight.shape[0])
+
+
 def _set_ends(network: PreTrainedModel, fields: dict[str, Any]) -> None:
     """Let tokens that end a turn, which GGUF files name apart, end a text."""
     config = network.generation_config
     named = [int(fields[name]) for name in _END_OF_TURN if name in fields]
+    named = [token for token in named if 0 <= token < _num_tokens(network)]
     if config is None or not named:
         return
     ids = config.eos_token_id

@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForMultimodalLM,
     AutoTokenizer,
     PreTrainedModel,
+    TokenizersBackend,
 )
 from transformers.distributed.configuration_utils import DistributedConfig
 
@@ -246,10 +247,13 @@ def load_tokenizer(model: object, *, trust_remote_code: bool = False) -> Any:
     place = prepare(source, "eager").place
     if (reason := no_tokenizer_reason(place)) is not None:
         raise ModelLoadError(
-            f"the tokenizer in {place} could not be rebuilt ({reason}); give one: tokenizer=..."
+            f"the tokenizer of {source.name} could not be built ({reason}); give the folder of one: "
+            "tokenizer=... (--tokenizer)"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+        # A kind of model may have a class that splits texts in its own way, whatever the file says.
+        kind: Any = TokenizersBackend if source.is_gguf else AutoTokenizer
+        tokenizer = kind.from_pretrained(place, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise ModelLoadError(
             f"cannot load a tokenizer from {str(place)!r}: {type(error).__name__}: {error}"
