@@ -12,6 +12,7 @@ from rich.table import Table
 
 from lab.command import run
 from lab.never_slower.measure import DROP_IN, GOAL, Cell, measured_cells
+from monge.backends.registry import BACKENDS
 from monge.bench.arms import DEFAULT
 from monge.bench.pair import load_pair
 from monge.bench.provenance import busy_note, provenance
@@ -32,7 +33,7 @@ from monge.options import LoadOptions, changed
 from monge.prompts import encode, read_prompts
 
 PROMPTS: Final = Path(__file__).with_name("prompts.jsonl")
-OUT: Final = Path("never-slower")
+OUT: Final = Path("out/never-slower")
 WAYS: Final = (DEFAULT, DROP_IN)
 QUICK: Final = Settings(max_new_tokens=32, batch_sizes=(1, 4))
 _FULL: Final = {"batch_sizes": (1, 4, 16), "temperatures": (0.0, 0.7, 1.0)}
@@ -100,7 +101,12 @@ def main(
     loading = changed(load)
     target, draft = loading.pop("target", None), loading.pop("draft", None)
     with working("loading the models"):
-        pair = load_pair(target, draft, **loading)
+        pairs = dict.fromkeys(WAYS, load_pair(target, draft, **loading))
+        pair = next(iter(pairs.values()))
+        backend = BACKENDS.parse(pair.backend) if isinstance(pair.backend, str) else pair.backend
+        # `accelerate` takes no matrices in a file's types: both arms of these cells have floats.
+        if backend.keeps_file_types and any(kind == DROP_IN for _, kind in chosen):
+            pairs[DROP_IN] = load_pair(target, draft, **{**loading, "backend": "compiled"})
     has_template = target is None or getattr(pair.tokenizer, "chat_template", None)
     chat = chat_format(pair.tokenizer, is_built_in=target is None) if has_template else None
     token_ids = {
@@ -118,7 +124,9 @@ def main(
         for number, (name, kind) in enumerate(chosen, start=1):
             on_call = named(tell, f"{number} of {len(chosen)}: {name}")
             for rules in passes:
-                cells += measured_cells(pair, name, kind, token_ids[name], rules, on_call=on_call)
+                cells += measured_cells(
+                    pairs[kind], name, kind, token_ids[name], rules, on_call=on_call
+                )
     cells.sort(key=lowest)
     document: dict[str, Any] = {
         "worst": asdict(cells[0]),

@@ -1,6 +1,7 @@
 """Models and tokenizers from names, folders or objects."""
 
 import math
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +24,7 @@ from transformers import (
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from monge.backends.cpu.native_library import compiler_obstacle
-from monge.backends.registry import BACKENDS, Backend
+from monge.backends.registry import BACKENDS, Backend, Eager
 from monge.core.errors import (
     BackendError,
     ModelLoadError,
@@ -50,6 +51,8 @@ from monge.loading.sources import ModelSource
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 """Types of weights by name."""
 _COMPUTED: Final = frozenset({"auto", "float32", "torch.float32"})
+_PADDING: Final = re.compile(r"\[PAD\d+\]")
+"""How converters of GGUF files name rows of a network that are no token."""
 _BYTES_PER_S: Final = 5e8  # of weights, by the slower disks of today
 
 
@@ -283,6 +286,14 @@ def as_sequence_model(
         UnsupportedModelError: If the network is sharded, and the backend does not support that.
     """
     chosen = BACKENDS.parse(backend) if isinstance(backend, str) else backend
+    # Hooks bring such weights when a layer runs; programs, and caches beside the first layer, read them before.
+    is_offloaded = any(weight.is_meta for weight in network.parameters())
+    if is_offloaded and (network.device.type == "meta" or not isinstance(chosen, Eager)):
+        raise UnsupportedModelError(
+            f"weights of this {type(network).__name__} are offloaded (device_map, or hooks of "
+            "`accelerate`), and cannot be read here; load it without offload, or keep its "
+            "embedding in memory and use backend='eager'"
+        )
     if is_sharded(network) and not chosen.reads_shards:
         raise UnsupportedModelError(
             f"the weights of this {type(network).__name__} lie in several processes, which must "
@@ -326,13 +337,13 @@ def as_draft_model(
             "cross_tokenizer needs both tokenizers; load target and draft model from folders or "
             "names"
         )
-    if cross_tokenizer and ours != theirs:
+    differing = _differing_tokens(ours, theirs, min(model.vocab_size, target.vocab_size))
+    if cross_tokenizer and differing:
         make_model_programs((model,))  # the model around it does not pass them on
         mapping = map_vocabulary(target_tokenizer, tokenizer, target.vocab_size, model.vocab_size)
         return CrossTokenizerModel(model, mapping, tokenizer, target_tokenizer)
-    if ours != theirs:
+    if differing:
         both = ours.keys() | theirs.keys()
-        differing = sorted(token for token in both if ours.get(token) != theirs.get(token))
         raise VocabularyMismatchError(
             f"draft model and target use different tokenizers: {len(differing)} of {len(both)} "
             f"tokens differ, for example {differing[0]!r}; a draft model must share the target's "
@@ -348,6 +359,24 @@ def as_draft_model(
         )
     make_model_programs((model,))
     return ResizedVocabulary(model, target.vocab_size)
+
+
+def _differing_tokens(
+    ours: Mapping[str, int], theirs: Mapping[str, int], num_shared: int
+) -> list[str]:
+    """Return the tokens of which two vocabularies differ in the ids that both networks have, but for padding.
+
+    Ids beyond are one network's own: the draft model never proposes them.
+    """
+
+    def shared(vocabulary: Mapping[str, int]) -> set[tuple[str, int]]:
+        return {
+            (token, number)
+            for token, number in vocabulary.items()
+            if number < num_shared and not _PADDING.fullmatch(token)
+        }
+
+    return sorted({token for token, _ in shared(ours) ^ shared(theirs)})
 
 
 def _check_memory(folder: Path, dtype: torch.dtype | None) -> None:

@@ -42,7 +42,7 @@ class ResizedVocabulary(_DraftModel):
 
     Models of one family often share a tokenizer but pad its vocabulary to different sizes. Padding
     tokens that the target lacks are never drafted, and those that the draft model lacks have no
-    draft mass.
+    draft mass. Where the text has one of these, the draft model reads its own last token instead.
     """
 
     @property
@@ -51,16 +51,29 @@ class ResizedVocabulary(_DraftModel):
         return self._model
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
-        self._model.open(prefixes)
+        self._model.open({number: self._readable(text) for number, text in prefixes.items()})
 
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
-        self._model.append(pieces)
+        self._model.append({number: self._readable(text) for number, text in pieces.items()})
+
+    def _readable(self, text: Sequence[int]) -> Sequence[int]:
+        last = self._model.vocab_size - 1
+        is_readable = self.vocab_size <= last + 1 or max(text, default=0) <= last
+        return text if is_readable else [min(token, last) for token in text]
+
+    def _readable_block(self, block: NodeBlock) -> NodeBlock:
+        # What a device still draws comes from this model, but for its root.
+        if self.vocab_size <= self._model.vocab_size:
+            return block
+        tokens = self._readable(block.token_ids)
+        return block if tokens is block.token_ids else NodeBlock(tuple(tokens), block.parents)
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
         extra = self.vocab_size - self._model.vocab_size  # a negative padding cuts
+        readable = {number: self._readable_block(block) for number, block in blocks.items()}
         return {
             sequence: torch.nn.functional.pad(logits, (0, extra), value=-math.inf)
-            for sequence, logits in self._model.extend(blocks).items()
+            for sequence, logits in self._model.extend(readable).items()
         }
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
