@@ -146,7 +146,7 @@ class RequestParser:
     ) -> None:
         self._decoder, self._options, self._chat = decoder, options, decoder.chat_format
         self._max_sequence_tokens, self._recorder = max_sequence_tokens, recorder
-        self._defaults = DEFAULTS | dict(options.default_sampling)
+        self._defaults: dict[str, Any] = DEFAULTS | dict(options.default_sampling)
         self._most_new = self._defaults.pop("max_new_tokens", None)
         vocabulary = getattr(decoder.tokenizer, "get_vocab", None)
         self._longest_token = None if vocabulary is None else max(map(len, vocabulary()))
