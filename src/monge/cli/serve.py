@@ -85,6 +85,9 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
         url = run.url_of(listener, is_secure=options.ssl_certfile is not None)
         where = f"serving {options.served_model_name} at {url}/v1; in a browser: {url}/"
         _say(decoder, where, verbose=options.verbose, is_open=is_open)
+        if options.default_sampling:
+            told = ", ".join(f"{name} {value}" for name, value in options.default_sampling)
+            say(f"requests without settings get {told}; --generation-config none for temperature 1")
         run.serve_until_signal(app, listener, options)
 
 

@@ -14,10 +14,38 @@ function settings() {
   const seed = find("seed").value;
   return {
     temperature: Number(find("temperature").value),
+    top_p: Number(find("top-p").value),
     max_tokens: Number(find("tokens").value),
     speculation: find("speculation").checked && drafting(),
     ...(seed !== "" && { seed: Number(seed) }),
   };
+}
+
+const SETTINGS = "monge settings";
+const KEPT = ["temperature", "top-p", "tokens", "seed", "form", "speculation", "always", "by-token"];
+
+/** Keep the settings for the next visit; a browser that keeps nothing starts with the defaults. */
+function keepSettings() {
+  const values = KEPT.map((name) => [name, find(name).type === "checkbox" ? find(name).checked : find(name).value]);
+  try {
+    localStorage.setItem(SETTINGS, JSON.stringify(Object.fromEntries(values)));
+  } catch {
+    // As chats, they are lost with a reload.
+  }
+}
+
+function restoreSettings() {
+  let kept = {};
+  try {
+    kept = JSON.parse(localStorage.getItem(SETTINGS)) ?? {};
+  } catch {
+    // The defaults stay.
+  }
+  for (const name of KEPT.filter((one) => one in kept)) {
+    if (find(name).type === "checkbox") find(name).checked = kept[name] === true;
+    else find(name).value = kept[name];
+  }
+  find("log").classList.toggle("shows-tokens", find("by-token").checked);
 }
 
 /** The field `speculation` of a request that drafts. */
@@ -160,12 +188,21 @@ for (const [field, form] of Object.entries({ question: "ask", task: "start" })) 
 }
 
 find("system").addEventListener("input", () => (chat.system = find("system").value));
-addEventListener("pagehide", () => chat.keep());
+addEventListener("pagehide", () => {
+  chat.keep();
+  keepSettings();
+});
+document.querySelector(".settings").addEventListener("change", keepSettings);
 find("by-token").addEventListener("change", () => {
   find("log").classList.toggle("shows-tokens", find("by-token").checked);
 });
 
 // Race
+
+/** The settings of both lanes; a race has its own temperature, which starts at 0, where texts are equal. */
+function raceSettings() {
+  return { ...settings(), temperature: Number(find("race-temperature").value) };
+}
 
 function makeLane(title, speculation) {
   const run = newRun();
@@ -185,7 +222,7 @@ function makeLane(title, speculation) {
       progress.value = run.tokens.length;
     };
     const turn = [{ role: "user", content: task }];
-    await answer(run, turn, { ...settings(), speculation }, running.signal, (text) => {
+    await answer(run, turn, { ...raceSettings(), speculation }, running.signal, (text) => {
       lane.text += text;
       update();
     });
@@ -209,9 +246,13 @@ async function race(event) {
     if (find("order").value === "together") await Promise.all(lanes.map((lane) => lane.start(task)));
     else for (const lane of lanes) await lane.start(task);
     const [drafted, plain] = lanes;
-    const why = settings().temperature === 0 ? "" : ", as two draws from one distribution do";
+    const why = raceSettings().temperature === 0 ? "" : ", as two draws from one distribution do";
     const texts = drafted.text === plain.text ? "The texts are equal." : `The texts differ${why}.`;
-    find("result").textContent = `${(drafted.speed / plain.speed).toFixed(2)} times the speed. ${texts}`;
+    const isPlain = drafted.run.rounds.every((round) => round.origin === null);
+    const speed = isPlain
+      ? "Nothing was drafted, so both lanes decoded alike: “always draft” drafts."
+      : `${(drafted.speed / plain.speed).toFixed(2)} times the speed.`;
+    find("result").textContent = `${speed} ${texts}`;
     tell("The race has ended.");
   } catch (error) {
     running.abort(); // the other lane
@@ -335,6 +376,7 @@ const pairs = Object.entries(FIGURES).map(([name, label]) =>
   make("div", {}, make("dt", {}, label), shown[name]),
 );
 chat.restore();
+restoreSettings();
 find("system").value = chat.system;
 find("instructions").open = chat.system !== "";
 find("legend").append(legend(Object.keys(ORIGINS)));

@@ -1,16 +1,18 @@
 """Options of a server: their checks, and the names of its target and its hosts."""
 
 import ipaddress
+import json
 import logging
 import math
 import re
 import ssl
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from monge.core.errors import OptionError
 from monge.engine.logprobs import LogprobSource
+from monge.loading.sampling_defaults import checked_defaults, sampling_defaults
 from monge.loading.sources import BUILT_IN
 from monge.options import ServeOptions
 
@@ -65,7 +67,24 @@ def checked_options(options: ServeOptions, target: str | None = None) -> ServeOp
             raise OptionError(f"{files}: no certificate with its key: {error}") from error
     if options.root_path and not re.fullmatch(r"(/[\w.~-]+)+", options.root_path, re.ASCII):
         raise OptionError(f"root_path must be a path such as /models; got {options.root_path!r}")
-    return replace(options, served_model_name=name)
+    sampling = tuple(_default_sampling(options, target).items())
+    return replace(options, served_model_name=name, default_sampling=sampling)
+
+
+def _default_sampling(options: ServeOptions, target: str | None) -> dict[str, Any]:
+    """Return the sampling settings of requests that state none: the operator's over the checkpoint's."""
+    found = {} if options.generation_config == "none" else sampling_defaults(target)
+    if (text := options.override_generation_config) is None:
+        return found
+    try:
+        stated = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"--override-generation-config: no JSON: {error}") from error
+    if not isinstance(stated, dict):
+        raise OptionError(f"--override-generation-config must be a JSON object; got {text!r}")
+    neutral = {name for name, value in stated.items() if name == "top_k" and value in {0, -1}}
+    kept = {name: value for name, value in found.items() if name not in neutral}
+    return kept | checked_defaults(stated, "--override-generation-config")
 
 
 def keys_of(options: ServeOptions) -> tuple[tuple[str, str], ...]:

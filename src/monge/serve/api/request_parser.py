@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -146,6 +146,8 @@ class RequestParser:
     ) -> None:
         self._decoder, self._options, self._chat = decoder, options, decoder.chat_format
         self._max_sequence_tokens, self._recorder = max_sequence_tokens, recorder
+        self._defaults: dict[str, Any] = DEFAULTS | dict(options.default_sampling)
+        self._most_new = self._defaults.pop("max_new_tokens", None)
         vocabulary = getattr(decoder.tokenizer, "get_vocab", None)
         self._longest_token = None if vocabulary is None else max(map(len, vocabulary()))
 
@@ -189,7 +191,9 @@ class RequestParser:
             shown = body.tools or () if tools else ()
             prompts, is_echoed = [self._conversation(body, shown, ignored)], False
             room = self._max_sequence_tokens - len(prompts[0])
-            wanted = body.max_completion_tokens or body.max_tokens or room
+            wanted = (
+                body.max_completion_tokens or body.max_tokens or min(self._most_new or room, room)
+            )
             logprobs = (body.top_logprobs or 0) if body.logprobs else None
             prefix = "chatcmpl-"
         else:
@@ -408,7 +412,7 @@ class RequestParser:
             raise refused(text, "speculation.controller")
         options: dict[str, Any] = {"max_new_tokens": limit, "controller": name}
         with fields_named("prompt"):
-            options |= _sampling(body)
+            options |= _sampling(body, self._defaults)
             if tools is not None:
                 options["grammar"] = tools.grammar
             requests = self._decoder.requests(prompts, **options)
@@ -515,10 +519,11 @@ def fields_named(prompt: str, grammar: str = "") -> Iterator[None]:
         raise refused(str(error), word if word in FIELD_NAMES else prompt) from error
 
 
-def _sampling(body: SamplingRequest) -> dict[str, Any]:
+def _sampling(body: SamplingRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of `Decoder.requests` that the body has."""
     given = {name: getattr(body, name, None) for name in options_of(SamplingOptions)}
     given["logit_bias"] = {int(token): bias for token, bias in (body.logit_bias or {}).items()}
-    if given["top_k"] in {-1, 0}:
-        del given["top_k"]
-    return DEFAULTS | {name: value for name, value in given.items() if value is not None}
+    told = dict(defaults) | {name: value for name, value in given.items() if value is not None}
+    if told.get("top_k") in {-1, 0}:
+        del told["top_k"]
+    return told
