@@ -181,6 +181,18 @@ def test_a_tokenizer_that_would_be_read_as_another_one_keeps_its_class(
     assert "added_tokens_decoder" not in settings
 
 
+def test_a_file_is_named_by_its_header_and_by_every_tensor(path, tmp_path):
+    reader = gguf.GGUFReader(path)
+    (changed := tmp_path / "changed.gguf").write_bytes(contents := path.read_bytes())
+    names = {gguf_files._digest(changed)}
+    template = contents.index(TEMPLATE.encode())
+    places = [template, *(int(tensor.data_offset) for tensor in reader.tensors)]
+    for place in places:
+        changed.write_bytes(contents[:place] + b"#" + contents[place + 1 :])
+        names.add(gguf_files._digest(changed))
+    assert len(names) == 1 + len(places)
+
+
 def test_what_cannot_be_read_is_refused_by_name(cache, path, tmp_path):
     with pytest.raises(ModelLoadError, match="no file .*missing.gguf"):
         monge.load(tmp_path / "missing.gguf")
