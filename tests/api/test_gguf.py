@@ -164,6 +164,18 @@ def test_the_host_reads_the_tokenizer_in_one_pass(cache, path, monkeypatch):
     assert not [name for name in parsed if name.endswith("tokenizer.json")]
 
 
+def test_a_file_is_named_by_its_header_and_by_every_tensor(path, tmp_path):
+    reader = gguf.GGUFReader(path)
+    (changed := tmp_path / "changed.gguf").write_bytes(contents := path.read_bytes())
+    names = {gguf_files._digest(changed)}
+    template = contents.index(TEMPLATE.encode())
+    places = [template, *(int(tensor.data_offset) for tensor in reader.tensors)]
+    for place in places:
+        changed.write_bytes(contents[:place] + b"#" + contents[place + 1 :])
+        names.add(gguf_files._digest(changed))
+    assert len(names) == 1 + len(places)
+
+
 def test_what_cannot_be_read_is_refused_by_name(cache, path, tmp_path):
     with pytest.raises(ModelLoadError, match="no file .*missing.gguf"):
         monge.load(tmp_path / "missing.gguf")

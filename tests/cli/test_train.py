@@ -3,6 +3,7 @@
 A head comes out, is used, and goes on after an interrupt.
 """
 
+import copy
 import json
 import signal
 from dataclasses import replace
@@ -62,6 +63,10 @@ def test_own_text_is_kept_and_goes_on(rows: torch.Tensor, tmp_path: Path) -> Non
         write_own_text(model, texts[:1], TEXT, tmp_path)
     with pytest.raises(OptionError, match="answers to other prompts or by other settings"):
         write_own_text(model, texts, replace(TEXT, seed=1), tmp_path)
+    other = copy.deepcopy(model)
+    other.model.norm.weight.data.mul_(2)
+    with pytest.raises(OptionError, match="or of another network"):
+        write_own_text(other, texts, TEXT, tmp_path)
     (tmp_path / ANSWERS).write_bytes(b"rows")
     with pytest.raises(OptionError, match="remove it to write the answers again"):
         write_own_text(model, texts, TEXT, tmp_path)

@@ -36,7 +36,7 @@ class PrefixModel(SequenceModel, Protocol):
 
     @property
     def weights_version(self) -> int:
-        """Number that is another one once torch has counted a change of the weights."""
+        """Number that is another one once a change of the network is seen."""
         ...
 
     def is_complete(self, sequence: int) -> bool:
@@ -82,8 +82,8 @@ class PrefixCache:
     recently are dropped first, from their end. One thread at a time may use it.
 
     Texts of different salts share nothing, and a text of salt `None` is not kept. Texts that a
-    network has read with other weights are dropped when it asks for one; changes through `.data` are
-    not counted by torch, and need `clear`.
+    network has read with other weights are dropped when it asks for one; changes that
+    `NetworkVersion` does not see need `clear`.
 
     Args:
         max_bytes: Most memory, of all networks.

@@ -3,13 +3,18 @@
 import hashlib
 import json
 import shutil
+import struct
 import tempfile
 import time
 import warnings
+from contextlib import closing
+from itertools import pairwise
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
@@ -26,9 +31,12 @@ from monge.loading.gguf_header import Header
 from monge.loading.gguf_tokenizer import gguf_tokenizer
 
 _FORMAT: Final = 5  # raised whenever what is written from a GGUF file changes
-_SAMPLES: Final = 64  # blocks of a file that its digest reads, spread over it
-_BLOCK: Final = 1 << 16
-_PACKED_FORMAT: Final = 2  # the same for panels
+_SAMPLES: Final = 8  # blocks of a tensor that the digest reads, spread over it
+_BLOCK: Final = 1 << 12
+_STRING, _ARRAY = 8, 9
+_WIDTHS: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Bytes of the other types of values in a header."""
+PACKED_FORMAT: Final = 2  # the same for panels
 _BYTES_PER_S: Final = 4e6  # of a file that is dequantised and written, on two cores
 _PACKED_BYTES_PER_S: Final = 6e7  # of a file whose types are kept
 _HEADER_S: Final = 8  # for the vocabulary of a file, which is read several times
@@ -78,6 +86,8 @@ def no_tokenizer_reason(folder: str | Path) -> str | None:
 
 
 def _converted(path: Path, *, packs: bool) -> Path:
+    if path.stat().st_size < 4:
+        raise ModelLoadError(f"{str(path)!r} is no GGUF file: it has {path.stat().st_size} bytes")
     kind = f"file{_PACKED_FORMAT}-" if packs else ""
     folder = cache_folder() / MODELS / f"{path.stem}-{kind}{_digest(path)}"
     if (folder / "config.json").is_file():
@@ -132,14 +142,74 @@ def _damage(folder: Path) -> str | None:
 
 
 def _digest(path: Path) -> str:
-    """Return a name for the contents, from blocks spread over the file, which may be huge."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(f"{_FORMAT} {size}".encode())
-    with path.open("rb") as file:
-        for number in range(_SAMPLES):
-            file.seek(number * max(0, size - _BLOCK) // (_SAMPLES - 1))
-            digest.update(file.read(_BLOCK))
+    """Return a name for the contents: the whole header, and samples of every tensor of a file that may be huge.
+
+    The host writes what is read later, so its version counts too. Numbers that are changed between
+    the samples are not seen.
+    """
+    with path.open("rb") as file, closing(mmap(file.fileno(), 0, access=ACCESS_READ)) as contents:
+        size = len(contents)
+        known = f"{_FORMAT} {transformers.__version__} {size}"
+        try:
+            end, starts = _layout(contents)
+        except (struct.error, LookupError, ValueError):
+            end, starts = 0, [0]  # which is refused when it is read
+        digest = hashlib.sha256(known.encode() + contents[:end])
+        for start, stop in pairwise([*starts, size]):
+            for number in range(_SAMPLES):
+                place = start + number * max(0, stop - start - _BLOCK) // (_SAMPLES - 1)
+                digest.update(contents[place : min(place + _BLOCK, stop)])
     return digest.hexdigest()[:16]
+
+
+def _layout(contents: mmap) -> tuple[int, list[int]]:
+    """Return where the header of a GGUF file ends and where its tensors begin, in order.
+
+    The host's reader makes an array of every token, which takes seconds.
+    """
+    order = ">" if contents[4:6] == b"\0\0" else "<"  # of the version
+    long, short = struct.Struct(order + "Q"), struct.Struct(order + "I")
+    number, read = long.unpack_from, short.unpack_from
+
+    def after_strings(place: int, count: int) -> int:
+        for _ in range(count):
+            place += 8 + number(contents, place)[0]
+        return place
+
+    def after_value(kind: int, place: int) -> int:
+        if kind == _STRING:
+            return after_strings(place, 1)
+        if kind != _ARRAY:
+            return place + _WIDTHS[kind]
+        (inner,), (count,) = read(contents, place), number(contents, place + 4)
+        place += 12
+        if inner == _STRING:
+            return after_strings(place, count)
+        if inner != _ARRAY:
+            return place + _WIDTHS[inner] * count
+        for _ in range(count):
+            place = after_value(inner, place)
+        return place
+
+    (num_tensors,), (num_keys,) = number(contents, 8), number(contents, 16)
+    place, alignment = 24, 32
+    for _ in range(num_keys):
+        behind = after_strings(place, 1)
+        (kind,) = read(contents, behind)
+        if contents[place + 8 : behind] == b"general.alignment":
+            (alignment,) = read(contents, behind + 4)
+        place = after_value(kind, behind + 4)
+    offsets = list[int]()
+    for _ in range(num_tensors):
+        place = after_strings(place, 1)
+        place += 4 + 8 * read(contents, place)[0] + 4  # dimensions and type
+        offsets += number(contents, place)
+        place += 8
+    begin = -(-place // alignment) * alignment
+    starts = sorted({begin + offset for offset in offsets})
+    if not starts or starts[-1] >= len(contents):
+        raise ValueError("there are no tensors where the header has them")
+    return place, starts
 
 
 def _write(path: Path, folder: Path, *, packs: bool) -> None:

@@ -22,6 +22,7 @@ from monge.draft.text_history import TextHistory
 from monge.engine.clock import now
 from monge.engine.components import Components
 from monge.engine.models.background_compiler import BackgroundCompiler, compiled_by
+from monge.engine.models.network_state import is_harmless
 from monge.engine.notices import notify
 from monge.loading.networks import as_draft_model, as_sequence_model, load_network
 from monge.loading.sources import ModelSource
@@ -35,12 +36,6 @@ _MOST_KEPT: Final = 4
 """Components of calls with different options that are kept for one model."""
 _SPEED: Final = 2
 """Speed of compiled forwards over eager ones that is taken for granted."""
-_HARMLESS_HOOKS: Final = ("make_inputs_require_grad", "output_capturing_hook")
-"""Beginnings of the names of hooks that change no number.
-
-Gradient checkpointing adds the first, and the host the second once hidden states were asked for."""
-
-
 _REPLACED: Final = (
     "its forward was replaced and gives other numbers, as mixed precision does (bf16=True)"
 )
@@ -327,6 +322,6 @@ def eager_reason(network: torch.nn.Module) -> str | None:
         if name and "forward" in vars(module):
             return f"the forward of {name} is replaced"
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if not all(getattr(hook, "__name__", "").startswith(_HARMLESS_HOOKS) for hook in hooks):
+        if not all(map(is_harmless, hooks)):
             return f"{name or 'the model'} has hooks"
     return None

@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from monge.backends.cpu.program_cache import network_facts
 from monge.core.errors import OptionError
+from monge.engine.models.adapters import switches_of
 
 ANSWERS: Final = "answers.jsonl"
 _TURN: Final = 160  # most tokens of a turn that the target writes for the user
@@ -167,8 +169,8 @@ def write_answers(
         The answers in the order of the prompts.
 
     Raises:
-        OptionError: If there is no prompt, or the folder holds answers to other prompts or by other
-            settings.
+        OptionError: If there is no prompt, or the folder holds answers to other prompts, by other
+            settings or of another network.
     """
     if not prompts:
         raise OptionError("training: there are no prompts to answer; give --data with some text")
@@ -177,7 +179,7 @@ def write_answers(
         range(len(prompts)), key=lambda place: min(len(prompts[place]), settings.prompt_length)
     )
     cut = [tuple(prompts[place][-settings.prompt_length :]) for place in places]
-    path, key = folder / ANSWERS, _digest(settings)
+    path, key = folder / ANSWERS, _digest(settings, network)
     batch_size = settings.batch_size or _rows_at_once(network, len(cut[-1]) + settings.num_tokens)
     answers = _restored(path, cut, key)
     on_rows(len(answers))
@@ -301,10 +303,20 @@ class _Draw(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
 
 
-def _digest(settings: AnswerSettings) -> str:
+def _digest(settings: AnswerSettings, network: PreTrainedModel) -> str:
+    """Return a name for what answers depend on beside their prompts."""
     if settings.row_length is not None:  # no row depends on the number of rows
         settings = replace(settings, num_tokens=settings.row_length)
-    return hashlib.blake2b(repr(settings).encode(), digest_size=6).hexdigest()
+    ends = getattr(network.generation_config, "eos_token_id", None)
+    switches = [switches_of(module) for module in network.modules()]
+    digest = hashlib.blake2b(
+        repr((settings, network_facts(network), ends, switches)).encode(), digest_size=6
+    )
+    for name, tensor in network.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        numbers = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest.update(numbers.numpy().data)
+    return digest.hexdigest()
 
 
 def _restored(path: Path, prompts: Sequence[tuple[int, ...]], key: str) -> list[Answer]:
@@ -322,7 +334,7 @@ def _restored(path: Path, prompts: Sequence[tuple[int, ...]], key: str) -> list[
         row.get("settings") != key for row in rows
     ):
         raise OptionError(
-            f"{str(path)!r} holds answers to other prompts or by other settings; restore them "
+            f"{str(path)!r} holds answers to other prompts or by other settings, or of another network; restore them "
             "or choose another folder"
         )
     return answers[: len(prompts)]

@@ -100,7 +100,8 @@ class PackedLinear(PackedLayer):
             return False
         matrix: Tensor = layer.weight.detach()
         matrix = matrix.t() if type(layer) is Conv1D else matrix
-        if matrix.shape != (self.width, self.depth):
+        has_bias = layer.bias is not None
+        if matrix.shape != (self.width, self.depth) or has_bias != (self.bias is not None):
             return False
         self.bias = layer.bias
         if self.panels.dtype == torch.float32:
@@ -527,6 +528,9 @@ def follow_weights(packed: torch.nn.Module, source: torch.nn.Module) -> bool:
             if not layer.follow(origin):
                 return False
             continue
+        is_same = type(layer) is type(origin) or getattr(origin, "is_cache_attention", False)
+        if not is_same or layer._modules.keys() != origin._modules.keys():
+            return False
         if any(
             _facts(mine) != _facts(theirs)
             for mine, theirs in (

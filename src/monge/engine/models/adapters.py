@@ -55,8 +55,9 @@ def merge_adapters(network: torch.nn.Module) -> None:
 
 def switches_of(module: Any) -> str:
     """Return how the adapters of a layer are switched and scaled; empty without adapters."""
-    # Networks of transformers take adapters too, and have methods of these names.
-    if isinstance(module, PreTrainedModel) or not hasattr(module, "set_adapter"):
+    # Networks of transformers take adapters too, and have methods of these names. A class is asked
+    # since a module takes a microsecond to miss a name.
+    if not hasattr(type(module), "set_adapter") or isinstance(module, PreTrainedModel):
         return ""
     return repr([getattr(module, name, None) for name in _SWITCHES])
 

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from math import gcd
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -16,9 +17,9 @@ from monge.core.levels import DrawnLevels, LevelDraws
 from monge.core.model import SequenceModel
 from monge.core.sampling_rules import Recorder
 from monge.engine.clock import note_preparation
-from monge.engine.models.adapters import switches_of
 from monge.engine.models.background_compiler import is_compiled_elsewhere
-from monge.engine.models.network_facts import WEIGHTS, packed_layers
+from monge.engine.models.network_facts import WEIGHTS, PackedLayer, packed_layers
+from monge.engine.models.network_state import NetworkState
 from monge.engine.models.tree_cache import TreeCache
 from monge.engine.notices import notify, waiting
 
@@ -245,9 +246,8 @@ class NetworkModel(Protocol):
 class SourceWeights:
     """Finds changes to a network whose weights a backend runs in another form.
 
-    `check` sees training, `load_state_dict`, assigned tensors, replaced or added layers, and switched
-    adapters. Torch does not count numbers that are written through `.data`. `has_changed` compares one
-    number of every row for these, so a change of a few numbers may not be seen.
+    `check` compares a `NetworkState`. `has_changed` also compares a number of every row and column for
+    writes that torch does not count, so one of a few numbers may not be seen.
 
     Args:
         network: The network.
@@ -280,7 +280,7 @@ class SourceWeights:
         Raises:
             BackendError: If the network has other weights or layers than when it was copied.
         """
-        if self._places() != self._seen[:2]:
+        if self._places() != self._seen[0]:
             raise BackendError(
                 f"{type(self._network).__name__} was changed after it was loaded: backend "
                 f"{self._backend!r} still has the weights of that time; call "
@@ -292,34 +292,34 @@ class SourceWeights:
         self._seen = self.state()
         return self._network if self._copy is None else self._copy(self._network)
 
-    def state(self) -> tuple[object, object, bytes]:
+    def state(self) -> tuple[NetworkState, bytes]:
         """Return what differs after a change."""
-        return *self._places(), self._samples() if self._are_copied else b""
+        return self._places(), self._samples() if self._are_copied else b""
 
-    def _places(self) -> tuple[object, object]:
-        """Return layers, and where their weights lie."""
-        modules = list(self._network.modules())
-        places = [
-            (switches_of(module), *map(self._place, module._parameters.values()))
-            for module in modules
-        ]
-        return modules, places
-
-    def _place(self, weight: torch.nn.Parameter | None) -> tuple[int, ...]:
-        if weight is None:
-            return ()
-        version = weight._version if self._are_copied and not weight.is_inference() else 0
-        return id(weight), weight.data_ptr(), version
+    def _places(self) -> NetworkState:
+        return NetworkState(self._network, counts_writes=self._are_copied)
 
     def _samples(self) -> bytes:
-        """A number of every row, of columns in turn."""
+        """A number of every row and column of matrices, and all of vectors."""
+        tensors = [
+            tensor
+            for module in self._network.modules()
+            if not isinstance(module, PackedLayer)  # those of a file never change
+            for tensor in (*module._parameters.values(), *module._buffers.values())
+            if tensor is not None and tensor.numel()
+        ]
+        if not tensors:
+            return b""
         with torch.inference_mode():
-            matrices = [weight for weight in self._network.parameters() if weight.ndim > 1]
-            if not matrices:  # those of a file are packed, and never change
-                return b""
-            parts = [weight.reshape(-1)[:: max(weight.shape[-1] - 1, 1)] for weight in matrices]
-            numbers = torch.cat([part.to("cpu", torch.float64) for part in parts])
-            return numbers.numpy().tobytes()
+            parts = [tensor.reshape(-1)[:: _stride(tensor)] for tensor in tensors]
+            return torch.cat([part.to("cpu", torch.float64) for part in parts]).numpy().tobytes()
+
+
+def _stride(tensor: Tensor) -> int:
+    """Return a stride that meets every row and column: it has no common divisor with the columns."""
+    columns = tensor.shape[-1] if tensor.ndim > 1 else 1
+    steps = range(min(tensor.numel() // columns, columns - 1), 0, -1)
+    return next((step for step in steps if gcd(step, columns) == 1), 1)
 
 
 @runtime_checkable

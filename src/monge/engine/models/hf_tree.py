@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -37,6 +36,7 @@ from monge.engine.models.network_facts import (
     no_tree_reason,
     num_weights,
 )
+from monge.engine.models.network_state import NetworkVersion
 from monge.engine.models.tree_cache import RECORDED_ROOM, CacheRow, TreeCache, power_of_two
 from monge.engine.prefix_cache import KeyValues, PrefixCache
 
@@ -109,6 +109,7 @@ class HfTreeModel(HfModel):
         self._states = HiddenStates(self.num_layers)
         self._use(program)
         self._prefixes: PrefixCache | None = None
+        self._version, self._opened = NetworkVersion(), dict[int, int]()
 
     def __repr__(self) -> str:
         size = num_weights(self.network) / 1e6
@@ -170,6 +171,8 @@ class HfTreeModel(HfModel):
         program, cache = self.program, self._cache
         if program is not None and program.reads_prompts and not cache.is_settled:
             cache.lay_out(program.spec.cache_shapes, self.dtype)
+        if self._prefixes is not None:
+            self._opened |= dict.fromkeys(prefixes, self.weights_version)
         for sequence in prefixes:
             self._cache.open(sequence)
         self.append(prefixes)
@@ -191,16 +194,13 @@ class HfTreeModel(HfModel):
 
     @property
     def weights_version(self) -> int:
-        return hash(tuple(weight._version for weight in self._weights))
-
-    @cached_property
-    def _weights(self) -> list[Tensor]:
-        """The weights whose changes torch counts; walking the modules takes half a millisecond."""
-        return [weight for weight in self.network.parameters() if not weight.is_inference()]
+        return self._version.of(self.network)
 
     def is_complete(self, sequence: int) -> bool:
         if sequence in self._long or not self._cache.holds(sequence):
             return False  # keys of a long text are those of its length
+        if self._opened.get(sequence) != self.weights_version:
+            return False  # some of its keys were computed with other weights
         return self._states.is_complete(sequence, self.length(sequence))
 
     def save(self, sequence: int, start: int, stop: int) -> KeyValues:
@@ -299,6 +299,7 @@ class HfTreeModel(HfModel):
 
     def close(self, sequence: int) -> None:
         self._cache.close(sequence)
+        self._opened.pop(sequence, None)
         # Programs of fixed widths may be recorded for this memory.
         program = self._program.run
         if not self._cache.num_open and not (program and program.widths):
