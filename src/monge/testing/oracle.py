@@ -103,6 +103,10 @@ class ExactRows:
         is_asked = bool(where)
         return torch.tensor([is_asked and self._draws.bernoulli(min(1.0, float(prob)))])
 
+    def skip(self, count: int, where: Bool[Tensor, " batch"]) -> None:
+        for _ in range(count):
+            self.bernoulli(torch.zeros(1), where)
+
     def categorical(self, law: RowLaws, where: Bool[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
         self.used = self.used + where
         is_asked = bool(where)

@@ -12,7 +12,7 @@ from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.base import Verifier
 from monge.verify.functional.masked import HostDraws
-from monge.verify.functional.rejection import leaves_first, traversal
+from monge.verify.functional.rejection import leaves_first, subtree_size, traversal
 from monge.verify.problem import ScoredTree, verdict_at
 from monge.verify.programs import Programs, walk
 from monge.verify.whole_tree import decided_part, offered, walk_on
@@ -72,6 +72,9 @@ class _TreeOfRequest:
 
     def __init__(self, tree: TokenTree, target_laws: LawSequence) -> None:
         self._tree, self._laws = tree, target_laws
+
+    def size(self, node: int) -> int:
+        return subtree_size(self._tree.candidates, node)
 
     def target(self, node: int) -> Law:
         return self._laws[node]

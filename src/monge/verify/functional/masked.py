@@ -103,6 +103,10 @@ class RuleDraws(Protocol):
         """True with probability `min(1, prob)` where asked, false elsewhere."""
         ...
 
+    def skip(self, count: int, where: Mask) -> None:
+        """Pass over draws that would be false, where asked."""
+        ...
+
     def categorical(self, law: AnyLaw, where: Mask) -> Token:
         """A token drawn from a law where asked; another number elsewhere."""
         ...
@@ -133,6 +137,10 @@ class HostDraws:
 
     def bernoulli(self, prob: float, where: Mask) -> Mask:
         return np.bool_(where and self.draws.bernoulli(min(1.0, prob)))
+
+    def skip(self, count: int, where: Mask) -> None:
+        for _ in range(count):
+            self.bernoulli(0.0, where)
 
     def categorical(self, law: Law, where: Mask) -> int:
         return self.draws.categorical(law) if where else -1
@@ -180,6 +188,9 @@ class UniformRows:
     ) -> Bool[Tensor, " batch"]:
         self._asked = self._asked + torch.where(where, prob, 0.0)
         return where & (self._next(where) < prob)
+
+    def skip(self, count: int, where: Bool[Tensor, " batch"]) -> None:
+        self._used = self._used + count * where
 
     def categorical(self, law: RowLaws, where: Bool[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
         token = independent(law.probs, self._next(where)[:, None]).squeeze(1)

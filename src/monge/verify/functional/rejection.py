@@ -166,6 +166,10 @@ class TreeProblem(Protocol):
         """Yield the distinct children of a node, each with its token and law; see `masked.offers`."""
         ...
 
+    def size(self, node: int) -> int:
+        """Return the number of distinct nodes from a node on."""
+        ...
+
 
 def leaves_first(tree: TreeProblem, draws: RuleDraws) -> tuple[Token, Token]:
     """Decide a tree from its leaves to its root: Traversal Verification; see `monge.verify.traversal`.
@@ -183,7 +187,11 @@ def leaves_first(tree: TreeProblem, draws: RuleDraws) -> tuple[Token, Token]:
             is_asked = is_here & (below != 0.0)
             if draws.needed(is_asked):
                 visit(child, below, is_asked)
-                is_here = is_here & (accepted < 0)
+            # Rounding decides between a weight of 0 and one of 1e-17. Both use the same draws.
+            is_skipped = is_here & (below == 0.0)
+            if draws.needed(is_skipped):
+                draws.skip(tree.size(child), is_skipped)
+            is_here = is_here & (accepted < 0)
             if not draws.needed(is_here):
                 return
             rest = excess(weight, p, q)
@@ -195,6 +203,11 @@ def leaves_first(tree: TreeProblem, draws: RuleDraws) -> tuple[Token, Token]:
 
     visit(0, tree.whole, tree.is_open)
     return accepted, draws.categorical(law, tree.is_open)
+
+
+def subtree_size(children: Children, node: int) -> int:
+    """Return the number of distinct nodes from a node on."""
+    return 1 + sum(subtree_size(children, child) for child in dict.fromkeys(children[node]))
 
 
 def exact_match(
@@ -439,6 +452,9 @@ class _RowTree:
         self.is_open = self.whole > 0.0
         self._probs, self._tokens, self._children = probs, token_ids, children
         self._draft, self._fixed = draft, fixed
+
+    def size(self, node: int) -> int:
+        return subtree_size(self._children, node)
 
     def target(self, node: int) -> RowLaws:
         return RowLaws(self._probs[:, node])
