@@ -36,7 +36,7 @@ _BLOCK: Final = 1 << 12
 _STRING, _ARRAY = 8, 9
 _WIDTHS: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of the other types of values in a header."""
-PACKED_FORMAT: Final = 2  # the same for panels
+_PACKED_FORMAT: Final = 2  # the same for panels
 _BYTES_PER_S: Final = 4e6  # of a file that is dequantised and written, on two cores
 _PACKED_BYTES_PER_S: Final = 6e7  # of a file whose types are kept
 _HEADER_S: Final = 8  # for the vocabulary of a file, which is read several times
