@@ -407,3 +407,13 @@ def test_the_request_decides_the_law_where_this_library_verifies():
     ):
         config = SimpleNamespace(additional_config={"monge": settings})
         assert settings_of(config).draws == draws
+
+
+def test_a_seed_uses_as_many_uniforms_beside_a_longer_draft_as_alone():
+    """What the next round of a seeded request reads does not depend on the width of the batch."""
+    following = []
+    for widths in ([2], [2, 5]):
+        generator = torch.Generator().manual_seed(7)
+        first = verify._uniforms({0: generator}, widths, torch.device("cpu"))[0, :2]
+        following.append([*first.tolist(), torch.rand((), generator=generator).item()])
+    assert following[0] == following[1]

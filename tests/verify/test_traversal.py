@@ -6,6 +6,7 @@ from hypothesis import given, settings
 
 from monge.core.draws import TapeDraws
 from monge.core.errors import ProposalMismatchError
+from monge.core.law import trusted_law
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.tree import TokenTree
 from monge.testing.oracle import exact_law
@@ -14,9 +15,11 @@ from monge.transport.linear_program import solve_tree
 from monge.transport.random_tree import RandomTree
 from monge.verify.base import Verifier, Walk
 from monge.verify.block import Block
+from monge.verify.functional import DraftLaws, children_of, traversal
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.traversal import Traversal
 from tests.verify.acceptance import EXACT
+from tests.verify.tensor_problems import told
 from tests.verify.whole_trees import (
     Tables,
     expected_accepted,
@@ -150,3 +153,33 @@ def test_a_law_is_needed_for_every_node() -> None:
 @pytest.mark.parametrize("kind", [Iid, WithoutReplacement, Mixed, Deterministic])
 def test_declared_ways(kind: type[Proposal]) -> None:
     assert kind in Traversal.accepts
+
+
+@pytest.mark.parametrize("is_fork", [False, True])
+def test_rounding_of_a_mass_does_not_change_how_many_draws_are_used(is_fork: bool) -> None:
+    """What is below a mass of 0, or of 1e-17 where a machine rounds so, passes over its draws."""
+    parents = (-1, 0, 1, 0) if is_fork else (-1, 0, 1, 2)
+    token_ids, q = (0, 1, 2, 2), torch.tensor([0.25, 0.5, 0.25], dtype=torch.float64)
+    children = children_of(parents)
+    proposals = tuple(
+        WithoutReplacement(trusted_law(q), len(own)) if own else Deterministic(())
+        for own in children
+    )
+    tree = TokenTree(token_ids=token_ids, parents=parents, candidates=children, proposals=proposals)
+    uniforms = torch.tensor([0.5] * 4, dtype=torch.float64)
+    found = list[tuple[tuple[int, ...], int, int]]()
+    rows = list[torch.Tensor]()
+    for mass in (0.0, 1e-17):
+        row = torch.tensor([1.0, mass, 0.0], dtype=torch.float64)
+        rows.append(row.expand(4, -1))
+        draws = TapeDraws(uniforms.tolist())
+        verdict = Traversal().verify(tree, [trusted_law(row)] * 4, draws)
+        found.append((verdict.path, verdict.next_token, draws.num_drawn))
+    together = traversal(
+        torch.stack(rows),
+        torch.tensor([token_ids] * 2),
+        children,
+        DraftLaws(q.expand(2, 4, -1)),
+        uniforms.expand(2, -1),
+    )
+    assert told(together) == found == [((), 0, 4)] * 2
