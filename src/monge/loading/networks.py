@@ -287,7 +287,9 @@ def as_sequence_model(
     """
     chosen = BACKENDS.parse(backend) if isinstance(backend, str) else backend
     # Hooks bring such weights when a layer runs; programs, and caches beside the first layer, read them before.
-    is_offloaded = any(weight.is_meta for weight in network.parameters())
+    # Weights of other kinds may have no memory of their own either: only hooks bring it back.
+    is_hooked = any(hasattr(module, "_hf_hook") for module in network.modules())
+    is_offloaded = is_hooked and any(weight.is_meta for weight in network.parameters())
     if is_offloaded and (network.device.type == "meta" or not isinstance(chosen, Eager)):
         raise UnsupportedModelError(
             f"weights of this {type(network).__name__} are offloaded (device_map, or hooks of "
