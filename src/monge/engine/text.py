@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Final, Protocol, runtime_checkable
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -49,10 +49,6 @@ class TokenTexts:
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._spelled = {number: str(token) for number, token in added.items()}
         self._skipped = {number for number, token in added.items() if token.special}
-        # Many decoders strip the blank of the first token, so others are decoded behind a letter.
-        letters = [] if tokenizer is None else tokenizer("a")["input_ids"]
-        self._before = next(([one] for one in letters if self._decode([one]).strip() == "a"), [])
-        self._before_text = self._decode(self._before) if self._before else ""
 
     def names(self, token_ids: Sequence[int]) -> list[str]:
         """Return different names: a token whose text another one before it has is `token_id:N`."""
@@ -98,10 +94,16 @@ class TokenTexts:
             return str(token_id)
         if token_id in self._spelled:
             return self._spelled[token_id]
-        text = self._decode([*self._before, token_id])
-        if text.startswith(self._before_text):
-            return text[len(self._before_text) :]
-        return self._decode([token_id])
+        letter, before = self._letter
+        text = self._decode([*letter, token_id])
+        return text[len(before) :] if text.startswith(before) else self._decode([token_id])
+
+    @cached_property
+    def _letter(self) -> tuple[list[int], str]:
+        """A token of one letter, and its text: many decoders strip the blank of the first token."""
+        token_ids = self.tokenizer("a")["input_ids"]
+        letter = next(([token] for token in token_ids if self._decode([token]).strip() == "a"), [])
+        return letter, self._decode(letter) if letter else ""
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(token_ids, skip_special_tokens=False)
