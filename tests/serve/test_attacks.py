@@ -113,7 +113,7 @@ def test_punctuation_inside_of_texts_does_not_count_and_the_largest_conversation
     messages = [{"role": "user", "content": [part, part]} for part in parts]
     messages += [TURN] * (MAX_MESSAGES // 2)
     body = checked(json.dumps({"messages": messages}).encode(), ChatRequest)
-    assert [one.text for one in body.messages[:4]] == [2 * text for text in texts]
+    assert [one.text for one in body.messages[:4]] == [f"{text}\n{text}" for text in texts]
 
 
 EXTREMES = {

@@ -83,7 +83,8 @@ def hooks_of(module: torch.nn.Module) -> tuple[object, ...]:
     if not (module._forward_hooks or module._forward_pre_hooks or forward):
         return ()
     hooks = (*module._forward_hooks.items(), *module._forward_pre_hooks.items())
-    return forward, *(number for number, hook in hooks if not is_harmless(hook))
+    numbers = (number for number, hook in hooks if not is_harmless(hook))
+    return *numbers, *([] if forward is None else [forward])
 
 
 def is_harmless(hook: Any) -> bool:
