@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+from transformers import AddedToken
 
 from monge.core.draws import SeededDraws
 from monge.core.sampling_rules import SamplingRules
@@ -32,6 +33,8 @@ Message = MutableMapping[str, Any]
 
 class Letters:
     """A tokenizer: every letter is a token."""
+
+    added_tokens_decoder: Final = {END: AddedToken(LETTERS[END], special=True)}
 
     def __call__(self, text: str) -> dict[str, list[int]]:
         return {"input_ids": [LETTERS.index(letter) for letter in text]}
