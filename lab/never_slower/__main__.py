@@ -101,7 +101,7 @@ def main(
     loading = changed(load)
     target, draft = loading.pop("target", None), loading.pop("draft", None)
     with working("loading the models"):
-        pairs = dict.fromkeys(WAYS, load_pair(target, draft, **loading))
+        pairs: dict[str, Any] = dict.fromkeys(WAYS, load_pair(target, draft, **loading))
         pair = next(iter(pairs.values()))
         backend = BACKENDS.parse(pair.backend) if isinstance(pair.backend, str) else pair.backend
         # `accelerate` takes no matrices in a file's types: both arms of these cells have floats.
