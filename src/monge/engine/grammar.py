@@ -20,6 +20,7 @@ import numpy as np
 from monge.core.errors import GrammarError, OptionError
 from monge.core.extras import require
 from monge.core.grammar import Grammar
+from monge.engine.gbnf import is_gbnf, lark_of_gbnf
 
 FORCED: Final = "grammar"
 """Name of the drafter in records of rounds that offered forced tokens."""
@@ -167,7 +168,7 @@ class GrammarCompiler:
 
 def _rules(grammar: Grammar) -> str:
     """Return the grammar in the library's notation; a `ValueError` if it has none."""
-    from llguidance import LLMatcher, grammar_from
+    from llguidance import LLMatcher
 
     if grammar.kind == "choice":
         # One terminal is one automaton; as alternatives of a rule, each text would be an item of
@@ -179,7 +180,10 @@ def _rules(grammar: Grammar) -> str:
         style = ANY_WHITESPACE if grammar.any_whitespace else ON_ONE_LINE
         options: Any = {**style, "lenient": False}
         return LLMatcher.grammar_from_json_schema(grammar.text, overrides=options)
-    return grammar_from(grammar.kind, grammar.text)
+    if grammar.kind == "regex":
+        return LLMatcher.grammar_from_regex(grammar.text)
+    rules = lark_of_gbnf(grammar.text) if is_gbnf(grammar.text) else grammar.text
+    return LLMatcher.grammar_from_lark(rules)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,254 @@
+"""GBNF, the notation of llama.cpp, as rules in which every terminal is one character.
+
+The lexer of the library takes the longest terminal. A rule of GBNF tries every length instead: the
+line end behind optional blanks may be one of the blanks. No character begins another, so that
+nothing is left for a lexer to decide.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, cast
+
+from monge.core.errors import OptionError
+
+_LARK: Final = re.compile(
+    r"^\s*(%llguidance\b|[?!]?start\s*(\[[^\]\n]*\])?\s*:(?!:=))", re.MULTILINE
+)
+_BLANKS: Final = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
+_BLANKS_AND_LINES: Final = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
+_COUNT: Final = re.compile(r"[0-9]{1,9}(?![0-9])")
+_REPETITIONS: Final = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t"} | {one: one for one in '\\"[]-'}
+_HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
+_HALVES: Final = range(0xD800, 0xE000)
+_LAST: Final = 0x10FFFF
+_EMPTY: Final = '""'
+
+
+def is_gbnf(rules: str) -> bool:
+    """Return whether rules are read as GBNF, which is everything without the `start:` of Lark."""
+    return _LARK.search(rules) is None
+
+
+def lark_of_gbnf(rules: str) -> str:
+    """Return rules of GBNF in the notation of Lark.
+
+    Raises:
+        OptionError: If they cannot be read; it names the line and the column.
+    """
+    try:
+        return _Reader(rules).lark()
+    except RecursionError as error:
+        raise OptionError("the groups of a rule nest too deeply") from error
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._text, self._at = text, 0
+        self._bodies, self._uses = dict[str, str](), dict[str, int]()
+        self._names, self._terminals = dict[str, str](), dict[str, str]()
+
+    def lark(self) -> str:
+        self._skip(_BLANKS_AND_LINES)
+        while self._at < len(self._text):
+            self._read_rule()
+        for name, place in self._uses.items():
+            if name not in self._bodies:
+                raise self._error(f"the rule {name!r} is not defined", place)
+        if "root" not in self._bodies:
+            raise OptionError("no rule is named `root`, with which a text begins")
+        lines = [f"start: {self._name('root')}"]
+        lines += [f"{self._name(name)}: {body}" for name, body in self._bodies.items()]
+        lines += [f"{name}: /[{pattern}]/" for pattern, name in self._terminals.items()]
+        return "\n".join(lines)
+
+    def _read_rule(self) -> None:
+        begin = self._at
+        name = self._taken(
+            _NAME, "the name of a rule; a rule goes on behind a `|` that ends a line"
+        )
+        self._skip(_BLANKS)
+        self._take("::=", f"`::=` behind the name {name!r}")
+        self._skip(_BLANKS_AND_LINES)
+        if name in self._bodies:
+            raise self._error(f"the rule {name!r} is defined twice", begin)
+        self._bodies[name] = self._alternatives(_BLANKS)
+        if self._at < len(self._text) and self._text[self._at] not in "\r\n":
+            raise self._expected("a text, a class, a group, a rule, `|`, or the end of the line")
+        self._skip(_BLANKS_AND_LINES)
+
+    def _alternatives(self, blanks: re.Pattern[str]) -> str:
+        sequences = [self._sequence(blanks)]
+        while self._next == "|":
+            self._at += 1
+            self._skip(_BLANKS_AND_LINES)
+            sequences.append(self._sequence(blanks))
+        return " | ".join(sequences)
+
+    def _sequence(self, blanks: re.Pattern[str]) -> str:
+        items = list[str]()
+        while True:
+            begin = self._at
+            if (count := self._repetition(blanks)) is not None:
+                if not items:
+                    raise self._error("nothing stands before a repetition", begin)
+                items[-1] = f"({items[-1]}){count}" if count else _EMPTY
+            elif (item := self._item()) is not None:
+                items.append(item)
+            else:
+                return " ".join(items) or _EMPTY
+            self._skip(blanks)
+
+    def _item(self) -> str | None:
+        """Read what stands between blanks, if anything does."""
+        begin, first = self._at, self._next
+        if first == '"':
+            self._at += 1
+            return " ".join(self._terminal([one]) for one in self._literal(begin)) or _EMPTY
+        if first == "[":
+            return self._character_class()
+        if first == ".":
+            self._at += 1
+            return self._terminal(_others([]))
+        if first == "(":
+            self._at += 1
+            self._skip(_BLANKS_AND_LINES)
+            body = self._alternatives(_BLANKS_AND_LINES)
+            self._take(")", f"`)` for the group of {self._where(begin)}")
+            return f"({body})"
+        if first in ("<", "!"):
+            raise self._error("tokens (`<...>`) are not read; write their text in quotes", begin)
+        if (found := _NAME.match(self._text, self._at)) is None:
+            return None
+        self._at = found.end()
+        self._uses.setdefault(found[0], begin)
+        return self._name(found[0])
+
+    def _repetition(self, blanks: re.Pattern[str]) -> str | None:
+        """Read how often the last item comes: Lark's braces, empty for never, `None` for once."""
+        begin, first = self._at, self._next
+        if first in _REPETITIONS:
+            self._at += 1
+            least, most = _REPETITIONS[first]
+        elif first == "{":
+            self._at += 1
+            least = most = self._count(blanks)
+            if self._next == ",":
+                self._at += 1
+                self._skip(blanks)
+                most = None if self._next == "}" else self._count(blanks)
+            self._take("}", "`}` or `,` behind a number of repetitions")
+        else:
+            return None
+        if most is None:
+            return f"{{{least},}}"
+        if most < least:
+            raise self._error(f"at least {least} and at most {most} repetitions are none", begin)
+        return f"{{{least},{most}}}" if most else ""
+
+    def _count(self, blanks: re.Pattern[str]) -> int:
+        self._skip(blanks)
+        count = int(self._taken(_COUNT, "a number of repetitions, of at most 9 digits"))
+        self._skip(blanks)
+        return count
+
+    def _literal(self, begin: int) -> Iterator[tuple[int, int]]:
+        while self._next != '"':
+            place = self._at
+            code = self._character(f'`"` for the text of {self._where(begin)}')
+            if code in _HALVES:
+                raise self._error("half of a pair; write one `\\U` with 8 digits", place)
+            yield code, code
+        self._at += 1
+
+    def _character_class(self) -> str:
+        begin, ranges = self._at, list[tuple[int, int]]()
+        self._at += 1
+        if is_negated := self._next == "^":
+            self._at += 1
+        closing = f"`]` for the class of {self._where(begin)}"
+        while self._next != "]":
+            place = self._at
+            low = high = self._character(closing)
+            if self._next == "-" and self._text[self._at + 1 : self._at + 2] != "]":
+                self._at += 1
+                high = self._character(closing)
+            if high < low:
+                raise self._error("the range ends before it begins", place)
+            ranges.append((low, high))
+        self._at += 1
+        others = _others(ranges)
+        ranges = others if is_negated else _others(others)
+        if not ranges:
+            raise self._error("no character is in this class", begin)
+        return self._terminal(ranges)
+
+    def _terminal(self, ranges: Sequence[tuple[int, int]]) -> str:
+        """Return the name of one character out of some ranges."""
+        pattern = "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in ranges)
+        return self._terminals.setdefault(pattern, f"C{len(self._terminals)}")
+
+    def _character(self, expected: str) -> int:
+        """Read one character, which may be escaped; return its code point."""
+        begin, first = self._at, self._next
+        if not first:
+            raise self._expected(expected)
+        self._at += 1
+        if first != "\\":
+            return ord(first)
+        kind = self._next
+        self._at += 1
+        if kind in _ESCAPES:
+            return ord(_ESCAPES[kind])
+        if (size := _HEX_DIGITS.get(kind)) is None:
+            raise self._error(f"the escape {first + kind!r} is unknown", begin)
+        digits = self._text[self._at : self._at + size]
+        if re.fullmatch(f"[0-9A-Fa-f]{{{size}}}", digits) is None:
+            raise self._error(f"`\\{kind}` takes {size} hexadecimal digits", begin)
+        self._at += size
+        if (code := int(digits, 16)) > _LAST:
+            raise self._error(f"the last character is U+{_LAST:X}", begin)
+        return code
+
+    def _name(self, rule: str) -> str:
+        return self._names.setdefault(rule, f"r{len(self._names)}")
+
+    @property
+    def _next(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _skip(self, blanks: re.Pattern[str]) -> None:
+        self._at = cast(re.Match[str], blanks.match(self._text, self._at)).end()
+
+    def _take(self, text: str, expected: str) -> None:
+        if not self._text.startswith(text, self._at):
+            raise self._expected(expected)
+        self._at += len(text)
+
+    def _taken(self, pattern: re.Pattern[str], expected: str) -> str:
+        if (found := pattern.match(self._text, self._at)) is None:
+            raise self._expected(expected)
+        self._at = found.end()
+        return found[0]
+
+    def _where(self, place: int) -> str:
+        line = self._text.count("\n", 0, place) + 1
+        return f"line {line}, column {place - self._text.rfind(chr(10), 0, place)}"
+
+    def _expected(self, expected: str) -> OptionError:
+        got = repr(self._text[self._at : self._at + 10]) if self._next else "the end"
+        return self._error(f"expected {expected}; got {got}", self._at)
+
+    def _error(self, reason: str, place: int) -> OptionError:
+        return OptionError(f"{self._where(place)}: {reason}")
+
+
+def _others(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the characters outside of some ranges, as sorted ranges; halves of pairs are none."""
+    others, begin = list[tuple[int, int]](), 0
+    for low, high in sorted([*ranges, (_HALVES[0], _HALVES[-1]), (_LAST + 1, _LAST + 1)]):
+        if begin < low:
+            others.append((begin, low - 1))
+        begin = max(begin, high + 1)
+    return others
