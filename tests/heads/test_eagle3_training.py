@@ -19,6 +19,7 @@ from monge.training.conversations import Conversations, read_conversations
 from monge.training.eagle3 import (
     Eagle3Trainee,
     _Loss,
+    faster_copy,
     train_eagle3,
 )
 from monge.training.loop import Recipe, Watch
@@ -248,7 +249,7 @@ def test_texts_that_share_a_cache_are_drafted_as_each_alone(target, head_folder,
 
 
 def test_short_answers_do_not_spoil_the_training(target, tmp_path):
-    write_answers(target, PROMPTS, ANSWERED, tmp_path)
+    write_answers(faster_copy(target), PROMPTS, ANSWERED, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / ANSWERS).read_text().splitlines()]
     for number, line in enumerate(lines):
         line["answer"] = line["answer"][: 1 + number % 5]

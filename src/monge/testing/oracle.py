@@ -105,7 +105,7 @@ class ExactRows:
 
     def skip(self, count: int, where: Bool[Tensor, " batch"]) -> None:
         for _ in range(count):
-            self.bernoulli(torch.zeros(1), where)
+            self.bernoulli(torch.zeros(1, dtype=torch.float64), where)
 
     def categorical(self, law: RowLaws, where: Bool[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
         self.used = self.used + where
