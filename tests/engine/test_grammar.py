@@ -117,6 +117,7 @@ def test_the_text_forms(decoder, tmp_path):
         (lambda: Grammar.regex("(a"), "unclosed group"),
         (lambda: Grammar.regex(r"(?=a)b"), "look-around"),
         (lambda: Grammar.ebnf("root ::= foo"), "the rule 'foo' is not defined"),
+        (lambda: Grammar.ebnf("start: foo"), "foo"),
         (lambda: Grammar.choice([]), "at least one"),
         (lambda: Grammar.regex("\ud800"), "half of a pair"),
         (lambda: "schema.yaml", "grammar 'schema.yaml': expected `json`"),

@@ -1,5 +1,6 @@
 """A grammar of one client harms that client only."""
 
+import asyncio
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 import monge
 from monge.core.errors import OptionError
+from monge.core.grammar import Grammar
 from monge.options import ServeOptions
 from monge.serve.api import request_worker
 from monge.serve.api.request_parser import RequestParser
@@ -68,7 +70,29 @@ def test_one_that_takes_too_long_is_refused_while_others_are_served(url):
         answer = heavy.result()
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "structured_outputs")
-    assert "more than 2 s of processor time or 256 MiB" in error["message"]
+    assert "more than 2 s of processor time or 96 MiB" in error["message"]
+
+
+def test_large_ones_of_many_clients_are_refused_one_after_the_other(helper):
+    """Each takes 200 MB without a limit, and takes long at every token, while other texts wait."""
+    large = [Grammar.regex(f"(x{{1000}}){{{number}}}") for number in range(400, 404)]
+    trials = GrammarTrials(monge.load(controller="fixed").grammars)
+
+    async def try_all():
+        each = (trials.compile(one, one.text) for one in large)
+        tried, most = asyncio.gather(*each, return_exceptions=True), 0
+        while not tried.done():
+            most = max(most, len(children(helper[0].pid)) if helper else 0)
+            await asyncio.sleep(0.005)
+        return await tried, most
+
+    errors, most = asyncio.run(try_all())
+    trials.close()
+    # One that has answered may still be ending while the next one begins.
+    assert 1 <= most <= 2
+    for error in errors:
+        assert isinstance(error, OptionError)
+        assert "96 MiB of memory" in str(error)
 
 
 def test_one_on_which_the_library_crashes_is_refused(url):

@@ -6,8 +6,8 @@ The process that tries the grammars of clients runs this module without torch.
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,12 +51,14 @@ _LIMITS: Final[Mapping[str, Any]] = {
     # They bound most masks, and the memory of a text's state.
     "step_lexer_fuel": 100_000,
     "max_lexer_states": 50_000,
+    # A terminal of one character, as GBNF has them, takes items at every place of every token.
+    "step_max_items": 2_000_000,
     "verbose_errors": False,
 }
 _REQUEST_S: Final = 5.0
 _MASK_S: Final = 0.02
-"""Seconds of processor time that the masks of a request may take, and further ones for each mask:
-the thread that decodes computes them. The limits of the library bound no ambiguous grammar."""
+"""Seconds of processor time that the masks and forced tokens of a request may take, and further ones
+for each mask: the thread that decodes computes them. The limits of the library bound no ambiguous grammar."""
 
 
 class GrammarCompiler:
@@ -191,6 +193,12 @@ class _Meter:
     seconds: float = 0.0
     num_masks: int = 0
 
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        begin = thread_time()
+        yield
+        self.seconds += thread_time() - begin
+
 
 class GrammarState:
     """A grammar after some tokens. It never changes: a text that goes on has a state of its own.
@@ -283,7 +291,9 @@ class GrammarState:
         return tuple(tokens if state is not None else tokens[:-1])
 
     def _next_run(self) -> tuple[int, ...]:
-        if run := tuple(self._matcher.compute_ff_tokens()):
+        with self._meter.measured():
+            run = tuple(self._matcher.compute_ff_tokens())
+        if run:
             return run
         words = self.new_words(1)
         if self.write(words[0]) is not None:
@@ -305,9 +315,9 @@ class GrammarState:
         meter = self._meter
         if meter.seconds > _REQUEST_S + meter.num_masks * _MASK_S:
             return f"following it took {meter.seconds:.1f} s of processor time; make it simpler"
-        begin = thread_time()
-        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        meter.seconds, meter.num_masks = meter.seconds + thread_time() - begin, meter.num_masks + 1
+        with meter.measured():
+            self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        meter.num_masks += 1
         # In its error state, the library allows the end of the text.
         if self._matcher.is_error():
             return _shortened(self._matcher.get_error())

@@ -18,7 +18,6 @@ from monge.engine import grammar_trial
 from monge.engine.grammar import GrammarCompiler
 from monge.serve.api.request_worker import run_in_daemon
 
-_MOST_AT_ONCE: Final = 4
 _TOO_MUCH: Final = (
     f"grammar: compiling it takes more than {grammar_trial.TRIAL_S} s of processor time or "
     f"{grammar_trial.TRIAL_BYTES >> 20} MiB of memory, or nests too deeply, for this server; make "
@@ -37,21 +36,24 @@ class GrammarTrials:
     """
 
     def __init__(self, compiler: GrammarCompiler) -> None:
-        self._compiler, self._starting = compiler, asyncio.Lock()
+        self._compiler = compiler
         self._process: subprocess.Popen[str] | None = None
         self._control = socket.socket()
-        self._places = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._place = asyncio.Lock()
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
     async def compile(self, grammar: Grammar, client: str) -> None:
-        """Compile a grammar, which the compiler then keeps. A client's grammars wait for each other.
+        """Compile a grammar, which the compiler then keeps.
+
+        There is one at a time, so that many take no more memory than one. Those of a client wait for
+        each other first, so that they take every second turn at most.
 
         Raises:
             OptionError: If the grammar cannot be compiled within the limits.
             BackendError: If the process ends.
         """
         turn = self._turns.setdefault(client, asyncio.Lock())
-        async with turn, self._places:
+        async with turn, self._place:
             if grammar not in self._compiler:
                 num_bytes = await self._try(grammar)
                 work = partial(self._compiler.compile, grammar, num_bytes)
@@ -67,9 +69,8 @@ class GrammarTrials:
 
     async def _try(self, grammar: Grammar) -> int:
         """Return the memory that a grammar takes; a caller that is cancelled ends its compilation."""
-        async with self._starting:
-            if self._process is None or self._process.poll() is not None:
-                await asyncio.to_thread(self._start)
+        if self._process is None or self._process.poll() is not None:
+            await asyncio.to_thread(self._start)
         ours, theirs = socket.socketpair()
         with theirs, suppress(BrokenPipeError):  # its end is then read below
             socket.send_fds(self._control, [b"."], [theirs.fileno()])
