@@ -5,6 +5,7 @@ blanks may be one of the blanks.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final, cast
 
@@ -23,7 +24,7 @@ from monge.engine.character_rules import (
 )
 
 _LARK: Final = re.compile(
-    r"^\s*(%llguidance\b|[?!]?start\s*(\[[^\]\n]*\])?\s*:(?!:=))", re.MULTILINE
+    r"^[ \t]*(%llguidance\b|[?!]?start\s*(\[[^\]\n]*\])?\s*:(?!:=))", re.MULTILINE
 )
 _BLANKS: Final = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _BLANKS_AND_LINES: Final = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
@@ -49,12 +50,13 @@ def lark_of_gbnf(rules: str) -> str:
     try:
         return lark_of(_Reader(rules).read(), "root")
     except RecursionError as error:
-        raise OptionError("the groups of a rule nest too deeply") from error
+        raise OptionError("the groups or the rules nest too deeply") from error
 
 
 class _Reader:
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
+        self._begins = [0, *(found.end() for found in re.finditer("\n", text))]
         self._bodies, self._uses = dict[str, Node](), dict[str, int]()
 
     def read(self) -> dict[str, Node]:
@@ -230,8 +232,8 @@ class _Reader:
         return found[0]
 
     def _where(self, place: int) -> str:
-        line = self._text.count("\n", 0, place) + 1
-        return f"line {line}, column {place - self._text.rfind(chr(10), 0, place)}"
+        line = bisect_right(self._begins, place)
+        return f"line {line}, column {place - self._begins[line - 1] + 1}"
 
     def _expected(self, expected: str) -> OptionError:
         got = repr(self._text[self._at : self._at + 10]) if self._next else "the end"
