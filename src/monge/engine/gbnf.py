@@ -1,18 +1,30 @@
-"""GBNF, the notation of llama.cpp, as rules in which every terminal is one character.
+"""GBNF, the notation of llama.cpp.
 
-The lexer of the library takes the longest terminal. A rule of GBNF tries every length instead: the
-line end behind optional blanks may be one of the blanks. No character begins another, so that
-nothing is left for a lexer to decide.
+It has no terminals: a rule tries every length of its parts, so that the line end behind optional
+blanks may be one of the blanks.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator
 from typing import Final, cast
 
 from monge.core.errors import OptionError
+from monge.engine.character_rules import (
+    HALVES,
+    LAST_CHARACTER,
+    Chain,
+    Characters,
+    Choice,
+    Node,
+    Repeat,
+    Rule,
+    lark_of,
+    others,
+)
 
 _LARK: Final = re.compile(
-    r"^\s*(%llguidance\b|[?!]?start\s*(\[[^\]\n]*\])?\s*:(?!:=))", re.MULTILINE
+    r"^[ \t]*(%llguidance\b|[?!]?start\s*(\[[^\]\n]*\])?\s*:(?!:=))", re.MULTILINE
 )
 _BLANKS: Final = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _BLANKS_AND_LINES: Final = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
@@ -21,9 +33,7 @@ _COUNT: Final = re.compile(r"[0-9]{1,9}(?![0-9])")
 _REPETITIONS: Final = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t"} | {one: one for one in '\\"[]-'}
 _HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
-_HALVES: Final = range(0xD800, 0xE000)
-_LAST: Final = 0x10FFFF
-_EMPTY: Final = '""'
+_EMPTY: Final = Chain(())
 
 
 def is_gbnf(rules: str) -> bool:
@@ -38,18 +48,19 @@ def lark_of_gbnf(rules: str) -> str:
         OptionError: If they cannot be read; it names the line and the column.
     """
     try:
-        return _Reader(rules).lark()
+        return lark_of(_Reader(rules).read(), "root")
     except RecursionError as error:
-        raise OptionError("the groups of a rule nest too deeply") from error
+        raise OptionError("the groups or the rules nest too deeply") from error
 
 
 class _Reader:
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
-        self._bodies, self._uses = dict[str, str](), dict[str, int]()
-        self._names, self._terminals = dict[str, str](), dict[str, str]()
+        self._begins = [0, *(found.end() for found in re.finditer("\n", text))]
+        self._bodies, self._uses = dict[str, Node](), dict[str, int]()
 
-    def lark(self) -> str:
+    def read(self) -> dict[str, Node]:
+        """Return the rules by their names."""
         self._skip(_BLANKS_AND_LINES)
         while self._at < len(self._text):
             self._read_rule()
@@ -58,10 +69,7 @@ class _Reader:
                 raise self._error(f"the rule {name!r} is not defined", place)
         if "root" not in self._bodies:
             raise OptionError("no rule is named `root`, with which a text begins")
-        lines = [f"start: {self._name('root')}"]
-        lines += [f"{self._name(name)}: {body}" for name, body in self._bodies.items()]
-        lines += [f"{name}: /[{pattern}]/" for pattern, name in self._terminals.items()]
-        return "\n".join(lines)
+        return self._bodies
 
     def _read_rule(self) -> None:
         begin = self._at
@@ -78,55 +86,56 @@ class _Reader:
             raise self._expected("a text, a class, a group, a rule, `|`, or the end of the line")
         self._skip(_BLANKS_AND_LINES)
 
-    def _alternatives(self, blanks: re.Pattern[str]) -> str:
+    def _alternatives(self, blanks: re.Pattern[str]) -> Node:
         sequences = [self._sequence(blanks)]
         while self._next == "|":
             self._at += 1
             self._skip(_BLANKS_AND_LINES)
             sequences.append(self._sequence(blanks))
-        return " | ".join(sequences)
+        return sequences[0] if len(sequences) == 1 else Choice(tuple(sequences))
 
-    def _sequence(self, blanks: re.Pattern[str]) -> str:
-        items = list[str]()
+    def _sequence(self, blanks: re.Pattern[str]) -> Node:
+        items = list[Node]()
         while True:
             begin = self._at
             if (count := self._repetition(blanks)) is not None:
                 if not items:
                     raise self._error("nothing stands before a repetition", begin)
-                items[-1] = f"({items[-1]}){count}" if count else _EMPTY
+                least, most = count
+                items[-1] = _EMPTY if most == 0 else Repeat(items[-1], least, most)
             elif (item := self._item()) is not None:
                 items.append(item)
             else:
-                return " ".join(items) or _EMPTY
+                return items[0] if len(items) == 1 else Chain(tuple(items))
             self._skip(blanks)
 
-    def _item(self) -> str | None:
+    def _item(self) -> Node | None:
         """Read what stands between blanks, if anything does."""
         begin, first = self._at, self._next
         if first == '"':
             self._at += 1
-            return " ".join(self._terminal([one]) for one in self._literal(begin)) or _EMPTY
+            return Chain(tuple(self._literal(begin)))
         if first == "[":
             return self._character_class()
         if first == ".":
             self._at += 1
-            return self._terminal(_others([]))
+            return Characters(others([]))
         if first == "(":
             self._at += 1
             self._skip(_BLANKS_AND_LINES)
             body = self._alternatives(_BLANKS_AND_LINES)
             self._take(")", f"`)` for the group of {self._where(begin)}")
-            return f"({body})"
+            return body
         if first in ("<", "!"):
             raise self._error("tokens (`<...>`) are not read; write their text in quotes", begin)
         if (found := _NAME.match(self._text, self._at)) is None:
             return None
         self._at = found.end()
         self._uses.setdefault(found[0], begin)
-        return self._name(found[0])
+        return Rule(found[0])
 
-    def _repetition(self, blanks: re.Pattern[str]) -> str | None:
-        """Read how often the last item comes: Lark's braces, empty for never, `None` for once."""
+    def _repetition(self, blanks: re.Pattern[str]) -> tuple[int, int | None] | None:
+        """Read how often at least and at most the last item comes, if that is said."""
         begin, first = self._at, self._next
         if first in _REPETITIONS:
             self._at += 1
@@ -141,11 +150,9 @@ class _Reader:
             self._take("}", "`}` or `,` behind a number of repetitions")
         else:
             return None
-        if most is None:
-            return f"{{{least},}}"
-        if most < least:
+        if most is not None and most < least:
             raise self._error(f"at least {least} and at most {most} repetitions are none", begin)
-        return f"{{{least},{most}}}" if most else ""
+        return least, most
 
     def _count(self, blanks: re.Pattern[str]) -> int:
         self._skip(blanks)
@@ -153,16 +160,16 @@ class _Reader:
         self._skip(blanks)
         return count
 
-    def _literal(self, begin: int) -> Iterator[tuple[int, int]]:
+    def _literal(self, begin: int) -> Iterator[Characters]:
         while self._next != '"':
             place = self._at
             code = self._character(f'`"` for the text of {self._where(begin)}')
-            if code in _HALVES:
+            if code in HALVES:
                 raise self._error("half of a pair; write one `\\U` with 8 digits", place)
-            yield code, code
+            yield Characters(((code, code),))
         self._at += 1
 
-    def _character_class(self) -> str:
+    def _character_class(self) -> Characters:
         begin, ranges = self._at, list[tuple[int, int]]()
         self._at += 1
         if is_negated := self._next == "^":
@@ -178,16 +185,11 @@ class _Reader:
                 raise self._error("the range ends before it begins", place)
             ranges.append((low, high))
         self._at += 1
-        others = _others(ranges)
-        ranges = others if is_negated else _others(others)
-        if not ranges:
+        rest = others(ranges)
+        found = rest if is_negated else others(rest)
+        if not found:
             raise self._error("no character is in this class", begin)
-        return self._terminal(ranges)
-
-    def _terminal(self, ranges: Sequence[tuple[int, int]]) -> str:
-        """Return the name of one character out of some ranges."""
-        pattern = "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in ranges)
-        return self._terminals.setdefault(pattern, f"C{len(self._terminals)}")
+        return Characters(found)
 
     def _character(self, expected: str) -> int:
         """Read one character, which may be escaped; return its code point."""
@@ -207,12 +209,9 @@ class _Reader:
         if re.fullmatch(f"[0-9A-Fa-f]{{{size}}}", digits) is None:
             raise self._error(f"`\\{kind}` takes {size} hexadecimal digits", begin)
         self._at += size
-        if (code := int(digits, 16)) > _LAST:
-            raise self._error(f"the last character is U+{_LAST:X}", begin)
+        if (code := int(digits, 16)) > LAST_CHARACTER:
+            raise self._error(f"the last character is U+{LAST_CHARACTER:X}", begin)
         return code
-
-    def _name(self, rule: str) -> str:
-        return self._names.setdefault(rule, f"r{len(self._names)}")
 
     @property
     def _next(self) -> str:
@@ -233,8 +232,8 @@ class _Reader:
         return found[0]
 
     def _where(self, place: int) -> str:
-        line = self._text.count("\n", 0, place) + 1
-        return f"line {line}, column {place - self._text.rfind(chr(10), 0, place)}"
+        line = bisect_right(self._begins, place)
+        return f"line {line}, column {place - self._begins[line - 1] + 1}"
 
     def _expected(self, expected: str) -> OptionError:
         got = repr(self._text[self._at : self._at + 10]) if self._next else "the end"
@@ -242,13 +241,3 @@ class _Reader:
 
     def _error(self, reason: str, place: int) -> OptionError:
         return OptionError(f"{self._where(place)}: {reason}")
-
-
-def _others(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the characters outside of some ranges, as sorted ranges; halves of pairs are none."""
-    others, begin = list[tuple[int, int]](), 0
-    for low, high in sorted([*ranges, (_HALVES[0], _HALVES[-1]), (_LAST + 1, _LAST + 1)]):
-        if begin < low:
-            others.append((begin, low - 1))
-        begin = max(begin, high + 1)
-    return others
