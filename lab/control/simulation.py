@@ -95,7 +95,6 @@ ARMS: Final[Mapping[str, str]] = {
     **{f"on_the_fly, last {h} rounds": _ON_THE_FLY.format(h=h) for h in (4, 16, 64)},
     "fsm": "fsm(max_window=16)",
     "q_learning": "q_learning",
-    "transformers_heuristic": "transformers_heuristic",
     "goodput": "goodput(max_window=16)",
 }
 

@@ -40,7 +40,7 @@ from tests.serve.toy import Letters
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 CHAIN = combined("chain(3)", "block")
 PLAIN = combined("chain(3)", "block", controller="fixed(max_depth=0)")
-STEADY = ("fixed", "fixed(max_depth=1)", "fsm", "cached_fsm", "transformers_heuristic")  # fmt: skip
+STEADY = ("fixed", "fixed(max_depth=1)", "fsm", "cached_fsm")  # fmt: skip
 POOL = {"drafter": "pool('jacobi(2)', 'model')", "tree": "chain(2)"}
 READERS = 1
 """The seed of the reader, which nobody else chooses."""

@@ -232,7 +232,7 @@ def test_ctrl_c_before_the_first_token(generate, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("monge.cli.generate.monge_load", interrupted)
+    monkeypatch.setattr("monge.cli.generation.monge_load", interrupted)
     result = generate(PROMPT)
     assert (result.exit_code, result.stdout, result.stderr.strip()) == (130, "", "interrupted")
 

@@ -1,17 +1,12 @@
 """Controllers that look at accepted tokens only, on scripts; and what all controllers refuse."""
 
-from types import SimpleNamespace
-
 import pytest
-import torch
-from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from monge.control.base import PromptReader, RoundInfo, SharedState
 from monge.control.confidence_threshold import ConfidenceThreshold, best_threshold
 from monge.control.fsm import CachedFsm, Fsm
 from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS, DEPTH_CONTROLLERS
-from monge.control.transformers_heuristic import TransformersHeuristic
 from monge.core.context import DraftPlan
 from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
@@ -24,27 +19,6 @@ def test_fsm() -> None:
     planned = windows(Fsm(first=2, up=2, down=1, max_window=5), [2, 4, 5, 4, 0, 0, 0, 0])
     assert planned == [2, 4, 5, 5, 4, 3, 2, 1]
     assert windows(Fsm(first=1), [0, 0, 1]) == [1, 1, 1]
-
-
-def test_transformers_heuristic_is_the_hosts() -> None:
-    script = [5, 7, 3, 0, 0, 0, 0, 0, 0, 0, 1, 3, 4]
-    ours = windows(TransformersHeuristic(num_draft_tokens=5), script)
-    host = object.__new__(AssistedCandidateGenerator)
-    host.assistant_generation_config = SimpleNamespace(
-        num_assistant_tokens_schedule="heuristic", assistant_confidence_threshold=0.0
-    )
-    host.num_assistant_tokens = 5
-    for window, count in zip(ours, script, strict=True):
-        assert window == host.num_assistant_tokens
-        host.update_candidate_strategy(None, torch.zeros(1, window + 1, 2), min(count, window))
-    assert ours[-1] == 5
-
-
-def test_a_shortened_round_counts_from_what_was_drafted() -> None:
-    controller = TransformersHeuristic(num_draft_tokens=9)
-    assert controller.update(9, chain_round(3, 3)) == 5
-    assert controller.update(9, chain_round(3, 1)) == 2
-    assert controller.update(9, chain_round(0, 0)) == 9
 
 
 def test_cached_fsm_hits_misses_and_forgets() -> None:
@@ -118,7 +92,6 @@ def test_costs_are_asked_for(name: str) -> None:
         ("fsm(up=0)", "up must be at least 1; got 0"),
         ("fsm(down=0)", "down must be at least 1; got 0"),
         ("fixed(max_depth=-1)", "max_depth must be >= 0"),
-        ("transformers_heuristic(0)", "num_draft_tokens must be at least 1"),
         ("cached_fsm(min_ending=3, max_ending=2)", r"min_ending must lie in \[1, 2\]; got 3"),
         ("cached_fsm(capacity=0)", "capacity must be at least 1; got 0"),
         ("cached_fsm(rate=0)", "rate must be larger than 0"),

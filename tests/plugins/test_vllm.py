@@ -138,7 +138,7 @@ def test_the_models_length_is_kept(length, most):
 @pytest.mark.parametrize(
     "drafter", ["ngram", "suffix(width=1)", "pool('ngram', 'suffix(width=1)')", "none"]
 )
-@pytest.mark.parametrize("controller", ["fixed", "fsm", "cached_fsm", "transformers_heuristic"])
+@pytest.mark.parametrize("controller", ["fixed", "fsm", "cached_fsm"])
 def test_parts_by_name(drafter, controller):
     one = Host({"a": CYCLE[:12], "b": [3, 4, 5]}, drafter=drafter, controller=controller)
     for _ in range(4):

@@ -13,7 +13,9 @@ import typer
 from monge.cli.console import quiet_host, reported
 from monge.config import read_config
 from monge.core.errors import OptionError
+from monge.core.setting_types import check_sampling
 from monge.options import (
+    LAW,
     MEASURING,
     MODELS,
     OUTPUT,
@@ -95,6 +97,14 @@ def entry(
     return option(first, settings.panel, help, otherwise, *others, envvar=settings.envvar)
 
 
+def _check_value(name: str, settings: Option, value: Any) -> None:  # noqa: ANN401
+    """Refuse a number outside its bounds before anything is imported that takes seconds."""
+    check_least(name, settings, value)
+    if name in LAW:
+        for number in value if isinstance(value, list | tuple) else [value]:
+            check_sampling(**{} if number is None else {name: number})
+
+
 def command(
     function: Callable[..., None] | None = None,
     *,
@@ -151,7 +161,6 @@ def command(
 
     @functools.wraps(function)
     def run(*, config: Path | None = None, models: list[str] | None = None, **options: Any) -> None:
-        quiet_host()
         values = given(**options)
         if models:
             _take_models(values, models)
@@ -170,13 +179,14 @@ def command(
         for name, (place, settings) in places.items():
             if name in values:
                 value = values[name]
-                check_least(name, settings, value)
+                _check_value(name, settings, value)
                 if name in one and len(value) > 1:
                     times = f"is given {len(value)} times ({', '.join(value)})"
                     raise OptionError(f"{flag_of(name, settings)} {times}; this command takes one")
                 if settings.several or name in many:
                     value = value[0] if name in one else tuple(value)
                 fields[place][name] = value
+        quiet_host()
         function(**rest, **{name: group(**fields[name]) for name, group in groups.items()})
 
     run.__annotations__ = {}

@@ -4,19 +4,21 @@ import os
 import signal
 import threading
 from dataclasses import replace
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from monge.cli import options
 from monge.cli.console import say
-from monge.cli.generate import loaded, say_memory, say_parts
 from monge.cli.options import set_threads
 from monge.core.errors import OptionError
-from monge.engine.decoder import Decoder
 from monge.options import HERE_ONLY, RAY, LoadOptions, ServeOptions, changed, flag_of, options_of
 
+if TYPE_CHECKING:  # its import takes seconds, which the help and a wrong option do not need
+    from monge.engine.decoder import Decoder
+
 _APPLICATION: Final = "monge"
+_LARGEST_PORT: Final = 65535
 
 
 @options.command
@@ -50,9 +52,11 @@ def serve(
         torchrun --nproc-per-node 2 -m monge serve ./my-target ./my-draft --tensor-parallel
         monge serve ./my-target --ray --address auto --autoscale 1:8 --gpus-per-replica 1
     """
+    _check_ray(settings)
+    if not 0 <= settings.port <= _LARGEST_PORT:  # the resolver would take it modulo 65536
+        raise OptionError(f"--port must lie in 0..{_LARGEST_PORT}; got {settings.port}")
     import monge.serve  # noqa: F401 (it says which packages it lacks)
 
-    _check_ray(settings)
     if settings.use_ray:
         _serve_with_ray(load, settings)
     else:
@@ -61,6 +65,7 @@ def serve(
 
 def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
     from monge.audit.recorder import recorder_of
+    from monge.cli.generation import loaded
     from monge.serve import run
     from monge.serve.http.app import create_app
     from monge.serve.settings import checked_options, hosts_to_accept, is_loopback, served_name
@@ -91,8 +96,10 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
         run.serve_until_signal(app, listener, options)
 
 
-def _say(decoder: Decoder, where: str, *, verbose: bool, is_open: bool) -> None:
+def _say(decoder: "Decoder", where: str, *, verbose: bool, is_open: bool) -> None:
     """Print the components and the address; programs that start a server wait for its line."""
+    from monge.cli.generation import say_memory, say_parts
+
     say_memory(decoder)
     if verbose:
         say_parts(decoder)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from monge.core.errors import NonFiniteLogitsError, OptionError
+from monge.core.errors import NonFiniteLogitsError
 from monge.core.law import (
     DenseLaw,
     Law,
@@ -23,6 +23,7 @@ from monge.core.law import (
     trusted_law,
 )
 from monge.core.lazy_laws import ScoredLaw, can_score, scored_laws
+from monge.core.setting_types import check_sampling
 from monge.core.top_p import most_probable, most_probable_ids
 
 
@@ -47,21 +48,7 @@ class SamplingRules:
     min_p: float | int = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_k", "top_p", "min_p"):
-            if isinstance(value := getattr(self, name), bool):
-                raise OptionError(f"{name} must be a number; got {value}")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise OptionError(
-                f"temperature must be finite and >= 0 (0 = greedy); got {self.temperature}"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise OptionError(
-                f"top_k must be at least 1, or None for the whole vocabulary; got {self.top_k}"
-            )
-        if not 0 < self.top_p <= 1:
-            raise OptionError(f"top_p must lie in (0, 1]; got {self.top_p}")
-        if not 0 <= self.min_p <= 1:
-            raise OptionError(f"min_p must lie in [0, 1]; got {self.min_p}")
+        check_sampling(self.temperature, self.top_k, self.top_p, self.min_p)
 
     @property
     def truncates(self) -> bool:

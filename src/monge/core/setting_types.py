@@ -92,3 +92,30 @@ def check_bounds(
         if not least <= value <= most:
             bounds = f"be at least {least}" if most == math.inf else f"lie in [{least}, {most}]"
             raise OptionError(f"{part}: {name} must {bounds}; got {value}")
+
+
+def check_sampling(
+    temperature: float | int = 1.0,
+    top_k: int | None = None,
+    top_p: float | int = 1.0,
+    min_p: float | int = 0.0,
+) -> None:
+    """Refuse settings of `SamplingRules` that lie outside their bounds.
+
+    Raises:
+        OptionError: With the name of the setting, its bounds and its value.
+    """
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            raise OptionError(f"{name} must be a number; got {value}")
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise OptionError(f"temperature must be finite and >= 0 (0 = greedy); got {temperature}")
+    if top_k is not None and top_k < 1:
+        raise OptionError(
+            f"top_k must be at least 1, or None for the whole vocabulary; got {top_k}"
+        )
+    if not 0 < top_p <= 1:
+        raise OptionError(f"top_p must lie in (0, 1]; got {top_p}")
+    if not 0 <= min_p <= 1:
+        raise OptionError(f"min_p must lie in [0, 1]; got {min_p}")

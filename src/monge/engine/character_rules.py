@@ -38,7 +38,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chain:
+class Concatenation:
     """The texts of some items, one behind the other."""
 
     items: "tuple[Node, ...]"
@@ -74,7 +74,7 @@ class _Run:
     is_in_loop: bool = False
 
 
-Node = Characters | Rule | Chain | Choice | Repeat | _Run
+Node = Characters | Rule | Concatenation | Choice | Repeat | _Run
 
 
 def others(ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -106,7 +106,7 @@ class _Runs:
     def _with_runs(self, node: Node) -> Node:
         if (one := self._class(node)) is not None:
             return Characters(one.ranges)  # a place of its own
-        if isinstance(node, Chain):
+        if isinstance(node, Concatenation):
             items = list[Node]()
             for item in map(self._with_runs, node.items):
                 before = items[-1] if items else None
@@ -118,7 +118,7 @@ class _Runs:
                     items[-1] = _Run(item.item, item.least, item.most, before)
                 else:
                     items.append(item)
-            return Chain(tuple(items))
+            return Concatenation(tuple(items))
         if isinstance(node, Choice):
             one, rest = self._divided(node)
             return Choice((*([one] if one else []), *map(self._with_runs, rest)))
@@ -132,7 +132,7 @@ class _Runs:
             if most is None or most > max(least, 1):
                 return _Run(one, least, most)
             if least == most <= _MOST_COUNTED:
-                return Chain(tuple(Characters(one.ranges) for _ in range(least)))
+                return Concatenation(tuple(Characters(one.ranges) for _ in range(least)))
             return Repeat(Characters(one.ranges), least, most)
         choice = node.item
         if isinstance(choice, Rule):
@@ -145,7 +145,7 @@ class _Runs:
         if isinstance(node.item, Rule):  # written once for all places
             name = node.item.name + _OTHERS
             if name not in self.bodies:
-                self.bodies[name] = Chain(())  # a rule may hold itself
+                self.bodies[name] = Concatenation(())  # a rule may hold itself
                 self.bodies[name] = Choice(tuple(map(self._with_runs, rest)))
             rest = [Rule(name)]
         run = _Run(one, 1, None, is_in_loop=True)
@@ -167,7 +167,7 @@ class _Runs:
                 self._classes[node.name] = None  # a rule may hold itself
                 self._classes[node.name] = self._class(self._given[node.name])
             return self._classes[node.name]
-        if isinstance(node, Chain) and len(node.items) == 1:
+        if isinstance(node, Concatenation) and len(node.items) == 1:
             return self._class(node.items[0])
         if isinstance(node, Choice):
             one, rest = self._divided(node)
@@ -260,7 +260,7 @@ class _Places:
             else:
                 self.ranges.append(node.ranges)
                 self._after.append(0)
-        elif isinstance(node, (Chain, Choice)):
+        elif isinstance(node, (Concatenation, Choice)):
             for item in node.items:
                 self._place(item)
         elif isinstance(node, Repeat):
@@ -281,7 +281,7 @@ class _Places:
             if node.most is None or node.most > 1:
                 self._link(end, begin, self._loops(node))
             return is_empty or node.least == 0, begin, end
-        is_empty, begin, end = isinstance(node, Chain), 0, 0
+        is_empty, begin, end = isinstance(node, Concatenation), 0, 0
         for item in node.items:
             is_skipped, first, last = self._ends(item)
             if isinstance(node, Choice):
@@ -325,7 +325,7 @@ def _written(bodies: Mapping[str, Node], first: str, safe: frozenset[_Run]) -> s
             return write_run(node)
         if isinstance(node, Repeat):
             return f"({write(node.item)}){_braces(node.least, node.most)}"
-        sign = " " if isinstance(node, Chain) else " | "
+        sign = " " if isinstance(node, Concatenation) else " | "
         return f"({sign.join(map(write, node.items))})" if node.items else '""'
 
     def write_run(run: _Run) -> str:

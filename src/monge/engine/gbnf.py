@@ -13,9 +13,9 @@ from monge.core.errors import OptionError
 from monge.engine.character_rules import (
     HALVES,
     LAST_CHARACTER,
-    Chain,
     Characters,
     Choice,
+    Concatenation,
     Node,
     Repeat,
     Rule,
@@ -33,7 +33,7 @@ _COUNT: Final = re.compile(r"[0-9]{1,9}(?![0-9])")
 _REPETITIONS: Final = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t"} | {one: one for one in '\\"[]-'}
 _HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
-_EMPTY: Final = Chain(())
+_EMPTY: Final = Concatenation(())
 
 
 def is_gbnf(rules: str) -> bool:
@@ -106,7 +106,7 @@ class _Reader:
             elif (item := self._item()) is not None:
                 items.append(item)
             else:
-                return items[0] if len(items) == 1 else Chain(tuple(items))
+                return items[0] if len(items) == 1 else Concatenation(tuple(items))
             self._skip(blanks)
 
     def _item(self) -> Node | None:
@@ -114,7 +114,7 @@ class _Reader:
         begin, first = self._at, self._next
         if first == '"':
             self._at += 1
-            return Chain(tuple(self._literal(begin)))
+            return Concatenation(tuple(self._literal(begin)))
         if first == "[":
             return self._character_class()
         if first == ".":

@@ -28,7 +28,6 @@ from monge.serve.observe.logs import log_config_of
 
 _LOG: Final = logging.getLogger(__name__)
 
-_LARGEST_PORT: Final = 65535
 _KEEP_ALIVE_S: Final = 30
 _TICK_S: Final = 0.1
 _TELL_S: Final = 10
@@ -133,8 +132,6 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         OptionError: If the address is taken or is none of this machine's.
     """
-    if not 0 <= port <= _LARGEST_PORT:  # the resolver would take it modulo 65536
-        raise OptionError(f"--port must lie in 0..{_LARGEST_PORT}; got {port}")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         backlog = limits_of_process().backlog

@@ -267,6 +267,6 @@ def _controller(text: str) -> AnyController:
     if Reads.LATENCY in controller.reads:
         raise OptionError(
             f"vllm: controller {text!r} reads clocks, which vLLM does not share and which differ "
-            "from rank to rank; fixed, fsm, cached_fsm and transformers_heuristic work"
+            "from rank to rank; fixed, fsm and cached_fsm work"
         )
     return controller
