@@ -57,6 +57,41 @@ def test_the_command_bounds_how_long_threads_spin_unless_the_user_does(environme
     assert done.stdout.strip() == expected, done.stderr
 
 
+FORKS = """import os, signal, sys, threading
+import torch
+import monge
+torch.set_num_threads(2)
+decoder = monge.load(backend=sys.argv[1])
+def text():
+    options = {"max_new_tokens": 16, "temperature": 0, "ignore_eos": True}
+    return decoder.generate(["The history of mathematics " * 8], **options)[0].token_ids
+expected, is_done = text(), threading.Event()
+def decode():
+    while not is_done.is_set():
+        text()
+others = [threading.Thread(target=decode) for _ in range(int(sys.argv[2]))]
+for other in others:
+    other.start()
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(40)
+        os._exit(0 if text() == expected else 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+is_done.set()
+assert text() == expected"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system forks no processes")
+@pytest.mark.parametrize(("backend", "threads"), [("eager", 0), ("eager", 1), ("compiled", 0)])
+def test_a_forked_child_decodes_as_its_parent(backend, threads):
+    """Neither the pool of OpenMP's threads nor a thread that holds the lock of a round is in the child."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKS, backend, str(threads)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def num_os_threads():
     """Threads of this process, once their number has settled: they end in their own time."""
     counts = []

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from threading import RLock
 from typing import Any, Final
 
 import torch
@@ -24,6 +23,7 @@ from monge.core.sampling_rules import Recorder, SamplingRules
 from monge.core.selection import CounterfactualDraft
 from monge.draft.base import AnyDrafter, Capabilities, DrafterPool
 from monge.engine.models.forward_program import CopyingModel
+from monge.engine.process import round_lock
 from monge.verify.base import Rule, Verifier, as_verifier, unsupported_reason
 
 _FLOAT32_BYTES: Final = 4
@@ -71,7 +71,7 @@ class Components:
     shared: SharedState = field(default_factory=SharedState)
     controllers: Mapping[str, AnyController] = field(default_factory=dict[str, AnyController])
     seeded: str | None = None
-    lock: AbstractContextManager[Any] = field(default_factory=RLock, repr=False, compare=False)
+    lock: AbstractContextManager[Any] = field(default_factory=round_lock, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.shared.members = self.drafter.members if isinstance(self.drafter, DrafterPool) else ()

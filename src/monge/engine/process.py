@@ -14,7 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cache
 from pathlib import Path
+from threading import Lock, RLock
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 Result = TypeVar("Result")
 
@@ -103,3 +105,36 @@ def trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)
+
+
+_ROUND_LOCKS: Final = WeakSet[Any]()
+_FORK: Final = Lock()  # two threads that fork at once would wait for each other's locks
+
+
+def round_lock() -> Any:
+    """Return a lock that is held during a round, and that a fork of the process waits for."""
+    lock = RLock()
+    _ROUND_LOCKS.add(lock)
+    return lock
+
+
+def _before_fork() -> None:
+    """Finish rounds, whose threads do not exist in the child, and end the pool whose threads neither do."""
+    _FORK.acquire()
+    _held.extend(_ROUND_LOCKS)
+    for lock in _held:
+        lock.acquire()
+    release_openmp_pool()
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop().release()
+    _FORK.release()
+
+
+_held: Final = list[Any]()
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
+    )
