@@ -365,6 +365,22 @@ def test_the_flow_to_a_single_draw_writes_no_masses(chosen, scale) -> None:
         torch.testing.assert_close(laws[0].probs, laws[1].probs, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("top_p", [0.8957, 0.8962, 0.8968])
+def test_top_p_keeps_tokens_of_small_masses_where_those_of_large_ones_nearly_reach_it(
+    top_p: float,
+) -> None:
+    """449 tokens have 0.8959 together, each of the others 1e-5; a sum near `top_p` does not reach it."""
+    logits = torch.tensor([[5.0] * 449 + [0.0] * 7743])
+    masses = logits[0].double().softmax(0)
+    count = int(
+        (masses.cumsum(0) - masses < top_p).sum()
+    )  # equal masses stay in order of their ids
+    (law,) = laws_from_logits(logits, SamplingRules())
+    kept = law.truncated(None, top_p, 0.0)
+    assert kept is not None
+    assert kept.token_ids.tolist() == list(range(count))
+
+
 def test_masses_at_the_boundary_of_a_rule_are_decided_by_the_plain_law() -> None:
     """They are exact in binary, so rounding would decide in the machine code."""
     (law,) = laws_from_logits(torch.zeros(1, 4096), RULES[0])

@@ -107,8 +107,8 @@ def _interval(masses: NDArray[np.float64], top_p: float) -> tuple[float, float, 
         place = int(np.searchsorted(reach, top_p))
         if place == reach.size or reach[place] - top_p <= rounding:
             return _EVERYTHING
-        if place and top_p - (above := float(reach[place - 1])) <= rounding:
-            return _EVERYTHING
+        # Where rounding could decide that nothing of the bucket stays, `_places` sorts everything.
+        above = float(reach[place - 1]) if place else above
         part = part[np.flatnonzero(bucket == reach.size - 1 - place)]
         low, high = part.min(), part.max()
     return above, float(low), float(high)
