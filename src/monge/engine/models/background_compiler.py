@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from monge.engine.notices import notify
 
@@ -103,8 +104,20 @@ class _StructurePickler(pickle.Pickler):
             reduced: Any = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
             make, arguments, state, *rest = reduced
             kept = {name: value for name, value in state.items() if name not in _REPLACED}
+            if isinstance(obj, PreTrainedModel):
+                make, arguments = _unfilled, (type(obj), obj.config)
             return make, arguments, kept | {name: OrderedDict() for name in _HOOKS}, *rest
         return NotImplemented
+
+
+def _unfilled(kind: type[PreTrainedModel], config: Any) -> PreTrainedModel:
+    """Return a network without layers, of a class that the host knows how to take hidden states of.
+
+    The host learns that when a network of the class is first made in a process.
+    """
+    with torch.device("meta"):
+        kind(config)
+    return kind.__new__(kind)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, is_parameter: bool) -> Tensor:
