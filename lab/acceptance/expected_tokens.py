@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from monge.acceptance.tree import expected_by_layers
+from lab.acceptance.tree_values import expected_by_layers
 from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence
 from monge.core.tree import TokenTree

@@ -11,17 +11,6 @@ from monge.core.proposal import Iid
 from monge.verify.base import NodeRule
 
 A = ("--target-probs", "0.5,0.3,0.2", "--draft-probs", "0.2,0.3,0.5")
-TREE = """{
-"vocabulary": ["a", "b", "c"],
-"depth": 2,
-"candidates": [2, 1],
-"drafting": "iid",
-"target": {"": [0.5, 0.3, 0.2], "a": [0.6, 0.2, 0.2], "*": [0.4, 0.3, 0.3]},
-"draft": {"*": [0.2, 0.3, 0.5]}
-}"""
-
-LARGE = {"vocabulary": 5, "depth": 3, "candidates": 3, "drafting": "iid"}
-LARGE |= {key: {"*": [0.2] * 5} for key in ("target", "draft")}
 
 
 @pytest.fixture
@@ -100,22 +89,6 @@ def test_large_vocabulary_goes_through_closed_forms(report, tmp_path):
     assert found["rules"]["k_seq"] <= found["rules"]["optimal"] <= best
 
 
-def test_tree_file(run, report, tmp_path):
-    (tmp_path / "tree.json").write_text(TREE)
-    found = report("--tree", tmp_path / "tree.json")
-    rules, best = found["rules"], found["optimum"]
-    # The root accepts 0.76 with recursive rejection; then one draft is kept with 1 - TV = 0.7 (0.6
-    # after token a).
-    assert 0.76 * 1.6 < rules["rrs"] < 0.76 * 1.8
-    assert rules["optimal"] > rules["rrs"]
-    assert found["layer_bound"] >= best - 1e-9
-    assert all(value <= best + 1e-9 for value in rules.values() if value is not None)
-    result = run("acceptance", "--tree", tmp_path / "tree.json")
-    assert result.exit_code == 0
-    assert "below the optimum" in result.stdout
-    assert "layer bound" in result.stdout
-
-
 BAD_INPUT = {
     "--target-probs 0.5,0.3": "masses must sum to 1; got 0.8 over 2 tokens; normalise where",
     "--draft-probs 0.5,0.3,0.3": "masses must be non-negative and sum to at most 1; got",
@@ -128,7 +101,6 @@ BAD_INPUT = {
     "--target-probs @nowhere.json": "cannot read 'nowhere.json'",
     "--candidates 0": "--candidates must lie in 1..32; got 0",
     "--candidates 33": "--candidates must lie in 1..32; got 33",
-    "--tree tree.json": "--tree brings its own laws",
     "--target-probs @p.npy": "--target-probs: expected one list of probabilities; got shape (2, 2)",
 }
 
@@ -144,39 +116,7 @@ def test_bad_input(run, tmp_path, monkeypatch, arguments, message):
     assert result.stderr.startswith("error: ")
     assert message in result.stderr
     half = run("acceptance", "--candidates", 2)
-    assert "give --target-probs, --draft-probs and --candidates, or a --tree file" in half.stderr
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (
-            '"depth": 2',
-            '"depth": 2, "deph": 2',
-            "unknown key of a tree file: 'deph'; did you mean 'depth'?",
-        ),
-        ('"depth": 2,', "", "tree: expected an object with the keys vocabulary, depth"),
-        ('"depth": 2', '"depth": 0', "tree: depth must lie in 1..6; got 0"),
-        ("[2, 1]", "[2]", "tree: candidates must be one number, or without 'paths' one for each"),
-        ("[2, 1]", "[2, 1.5]", "tree: candidates must lie in 1..32; got 1.5"),
-        ('"b", "c"]', '"b", "a"]', "tree: vocabulary must be a number of tokens"),
-        ('"b", "c"]', '"b", "x y"]', "or a list of different names, without blanks"),
-        ('"iid"', '"idd"', "unknown way of drawing children 'idd'; did you mean 'iid'?"),
-        ('"a": [0.6', '"d": [0.6', "target has the prefix 'd', but 'd' is no token"),
-        ("[0.6, 0.2, 0.2]", "[0.6, 0.2, 0.3]", "after 'a': masses must be non-negative and sum to"),
-        ("[0.6, 0.2, 0.2]", "[0.6, 0.4]", "tree: target after 'a' has 2 entries for 3 tokens"),
-        (', "*": [0.4, 0.3, 0.3]', "", "target: no law after 'b'; list it, or give one under '*'"),
-        ('[2, 1],\n"drafting": "iid"', '[2, 3],\n"drafting": "paths"', "must be one number"),
-        (TREE, '"just text"', "tree: expected an object with the keys"),
-        (TREE, '{"a": [1', "as JSON"),
-        (TREE, json.dumps(LARGE), "take a smaller vocabulary, depth or width"),
-    ],
-)
-def test_bad_tree_files(run, tmp_path, old, new, message):
-    (tmp_path / "tree.json").write_text(TREE.replace(old, new))
-    result = run("acceptance", "--tree", tmp_path / "tree.json")
-    assert result.exit_code == 2
-    assert message in result.stderr
+    assert "give --target-probs, --draft-probs and --candidates, or a RULE" in half.stderr
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,19 +161,17 @@ class NoProbability(OneDraw):
         return ratio
 
 
-def test_a_rule_above_the_optimum_is_wrong(run, installed, tmp_path):
-    (tmp_path / "tree.yaml").write_text(TREE)
+def test_a_rule_above_the_optimum_is_wrong(run, installed):
     installed(mine=KeepsFirst, honest=KeepsFirstOpenly)
-    for question in ((*A, "--candidates", 2), ("--tree", tmp_path / "tree.yaml")):
-        result = run("acceptance", *question)
-        assert result.exit_code == 1
-        assert "mine accepts more than the optimum of lossless rules" in result.stderr
-        assert "so the rule is wrong" in result.stderr
-        assert "honest" not in result.stderr
-        assert "ABOVE by" in result.stdout
-        result = run("acceptance", *question, "--json")
-        assert result.exit_code == 1
-        assert json.loads(result.stdout)["above_the_optimum"] == ["mine"]
+    result = run("acceptance", *A, "--candidates", 2)
+    assert result.exit_code == 1
+    assert "mine accepts more than the optimum of lossless rules" in result.stderr
+    assert "so the rule is wrong" in result.stderr
+    assert "honest" not in result.stderr
+    assert "ABOVE by" in result.stdout
+    result = run("acceptance", *A, "--candidates", 2, "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["above_the_optimum"] == ["mine"]
 
 
 def test_a_rule_is_enumerated_by_name(run, installed):

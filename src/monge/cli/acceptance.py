@@ -2,18 +2,16 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from monge.acceptance.inputs import check_candidates, read_document, read_law, table_of
+from monge.acceptance.inputs import check_candidates, read_law
 from monge.acceptance.node import node_report
 from monge.acceptance.proof import prove
-from monge.acceptance.tree import BY_NODES, BY_TREES, tree_report
 from monge.cli import options
 from monge.cli.console import plain_table, print_tables, reported, say_error, show
-from monge.cli.options import option, panel
+from monge.cli.options import panel
 from monge.cli.progress import working
 from monge.core.errors import OptionError
 from monge.core.words import counted
@@ -32,7 +30,7 @@ def acceptance(
         str | None,
         typer.Argument(
             metavar="[RULE]",
-            help="A verifier to be enumerated, by name; laws and --tree are for all verifiers.",
+            help="A verifier to be enumerated, by name; laws are for all verifiers.",
             show_default=False,
         ),
     ] = None,
@@ -42,7 +40,6 @@ def acceptance(
     ),
     draft_probs: str | None = _node(None, "Draft law over the same tokens, in the same form."),
     candidates: int | None = _node(None, "Candidates of the node, K."),
-    tree: Path | None = option(None, "A whole tree", "JSON file with laws by prefix and a shape."),
     as_json: options.Json = False,
     markdown: options.Markdown = False,
 ) -> None:
@@ -53,10 +50,6 @@ def acceptance(
     optimum for each way, and the gap. Small laws are listed, large ones go through closed forms.
     Nothing is normalised: a law that does not sum to one is refused. The acceptance-one condition
     says from how many i.i.d. candidates on some rule accepts one with probability one.
-
-    **A whole tree.** From a file with a small vocabulary, laws by prefix and a shape: the expected
-    number of accepted tokens of every rule, the multi-step optimum, and the layer bound.
-    `docs/acceptance.md` shows such a file.
 
     **A rule of your own.** With the name of a verifier: every draw on small random tables is
     enumerated, and the law of the text compared with the target's. Tables and trees are few and
@@ -69,28 +62,22 @@ def acceptance(
         monge acceptance my_rule
         monge acceptance --target-probs 0.5,0.3,0.2 --draft-probs 0.2,0.3,0.5 --candidates 2
         monge acceptance --target-probs @p.npy --draft-probs @q.npy --candidates 4 --json
-        monge acceptance --tree tree.json
     """
-    laws = (target_probs, draft_probs, candidates)
-    if (rule is not None) + (tree is not None) + (laws != (None, None, None)) > 1:
-        raise OptionError(
-            "a RULE is enumerated on tables of its own, and --tree brings its own laws and "
-            "candidates; give one of RULE, --tree, and the options of one node"
-        )
     if rule is not None:
+        if (target_probs, draft_probs, candidates) != (None, None, None):
+            raise OptionError(
+                "a RULE is enumerated on tables of its own; give a RULE or the options of one node"
+            )
         _prove(rule, as_json=as_json, markdown=markdown)
         return
     with working() as work:
         advance = work.stage("valuing rules", len(VERIFIERS)).advance
-        if tree is not None:
-            report = tree_report(table_of(read_document(tree)), advance)
-        else:
-            report = _node_report(target_probs, draft_probs, candidates, advance)
-    wrong = _above(report["gap"])
+        report = _node_report(target_probs, draft_probs, candidates, advance)
+    wrong = above(report["gap"])
     if as_json:
         print(json.dumps(report | {"above_the_optimum": wrong}))
     else:
-        (_show_node if tree is None else _show_tree)(report, markdown=markdown)
+        _show_node(report, markdown=markdown)
     for name in wrong:
         say_error(
             f"{name} accepts more than the optimum of lossless rules: the text does not have the "
@@ -129,7 +116,7 @@ def _node_report(
     advance: Callable[[], None],
 ) -> dict[str, Any]:
     if target_probs is None or draft_probs is None or candidates is None:
-        raise OptionError("give --target-probs, --draft-probs and --candidates, or a --tree file")
+        raise OptionError("give --target-probs, --draft-probs and --candidates, or a RULE")
     target, draft = read_law("--target-probs", target_probs), read_law("--draft-probs", draft_probs)
     check_pair(target, draft)
     check_candidates("--candidates", candidates)
@@ -137,14 +124,14 @@ def _node_report(
     return report | {"candidates": candidates, "vocabulary": target.size}
 
 
-def _above(gaps: dict[str, Any]) -> list[str]:
+def above(gaps: dict[str, Any]) -> list[str]:
     """Return the verifiers that claim to be lossless and accept more than any lossless rule can."""
 
-    def is_above(gap: Any) -> bool:  # noqa: ANN401 (a number, or one for each way of drafting)
+    def isabove(gap: Any) -> bool:  # noqa: ANN401 (a number, or one for each way of drafting)
         values = gap.values() if isinstance(gap, dict) else (gap,)
         return any(value is not None and value < -ROUNDING for value in values)
 
-    return [name for name in gaps if VERIFIERS.make(name).is_lossless and is_above(gaps[name])]
+    return [name for name in gaps if VERIFIERS.make(name).is_lossless and isabove(gaps[name])]
 
 
 def _show_node(report: dict[str, Any], *, markdown: bool) -> None:
@@ -156,14 +143,18 @@ def _show_node(report: dict[str, Any], *, markdown: bool) -> None:
     reasons: set[str] = set()
     mixed = report["optimum"].pop("mixed")
     for way, best in report["optimum"].items():
-        table.add_row(way, "optimum", _number(best), "", style="bold")
+        table.add_row(way, "optimum", shown_number(best), "", style="bold")
         for name, laws in report["laws"].items():
             if way in laws:
-                table.add_row("", name, _number(laws[way]), _gap(report["gap"][name][way]))
+                table.add_row(
+                    "", name, shown_number(laws[way]), shown_gap(report["gap"][name][way])
+                )
                 reasons |= {report["how"][name][way]} if laws[way] is None else set()
         table.add_section()
     print_tables([table], markdown=markdown)
-    show(f"optimum with d top tokens and K - d draws, d = 0..K: {' '.join(map(_number, mixed))}")
+    show(
+        f"optimum with d top tokens and K - d draws, d = 0..K: {' '.join(map(shown_number, mixed))}"
+    )
     show(_acceptance_one(report["acceptance_one"]))
     for reason in sorted(reasons):
         show(f"-: {reason}", "dim")
@@ -183,26 +174,13 @@ def _acceptance_one(found: dict[str, Any]) -> str:
     return f"acceptance one, i.i.d. drafts: {holds} ({needed})"
 
 
-def _show_tree(report: dict[str, Any], *, markdown: bool) -> None:
-    title = f"expected accepted tokens, candidates {report['candidates']} {report['drafting']}, {report['num_trees']} trees"
-    table = plain_table(title, "rule", ["accepted tokens", "below the optimum"])
-    for name, value in report["rules"].items():
-        table.add_row(name, _number(value), _gap(report["gap"][name]))
-    table.add_section()
-    table.add_row("optimum", _number(report["optimum"]), "")
-    table.add_row("layer bound", _number(report["layer_bound"]), "")
-    print_tables([table], markdown=markdown)
-    for name, how in report["how"].items():
-        if how not in {BY_NODES, BY_TREES}:
-            show(f"{name}: {how}", "dim")
-
-
-def _number(value: float | None) -> str:
+def shown_number(value: float | None) -> str:
+    """Return six digits."""
     return "-" if value is None else f"{value:.6f}"
 
 
-def _gap(value: float | None) -> str:
+def shown_gap(value: float | None) -> str:
     """Return a distance below the optimum; one above it is named, unless it is rounding."""
     if value is None or value >= -ROUNDING:
-        return _number(None if value is None else max(0.0, value))
+        return shown_number(None if value is None else max(0.0, value))
     return f"ABOVE by {-value:.6f}"

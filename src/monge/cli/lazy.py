@@ -159,7 +159,7 @@ def _has_prompt(arguments: Sequence[str]) -> bool:
 
 def _check(option: str, value: str) -> None:
     kind = option.removeprefix("draft-")
-    if kind in PARTS and not Path(value).is_file():  # `acceptance --tree` takes a file
+    if kind in PARTS:
         match = _NAME.match(value)
         if match is not None and match[1] not in names_of(kind):
             raise unknown_name(kind, match[1], names_of(kind))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from monge.acceptance.inputs import PATHS, TreeTable
+from lab.acceptance.tree_tables import PATHS, TreeTable
 from monge.acceptance.node import MAX_RUNS
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws, RequestDraws
