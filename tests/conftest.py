@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from tests import type_checks
+from tests.kit import given_candidates
 
 torch.set_num_threads(1)  # xdist runs one process per core
+given_candidates.name_it()
 
 hypothesis.settings.register_profile(
     "ci", derandomize=True, max_examples=20, deadline=None, database=None, print_blob=True

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from lab.acceptance.given_candidates import OptimalGivenCandidates
 from lab.acceptance.tree_tables import PATHS, TreeTable
 from monge.acceptance.node import MAX_RUNS
 from monge.core.context import DraftPlan
@@ -37,8 +38,8 @@ BY_NODES: Final = "enumeration node by node"
 BY_TREES: Final = "enumeration tree by tree"
 POSITIONS: Final = "draws positions, which cannot be enumerated"
 WITHOUT_POSITIONS: Final = (
-    "enumeration tree by tree of layer(\"optimal('candidates')\"), which decides from the "
-    f"candidates alone; layer itself {POSITIONS}"
+    "enumeration tree by tree of a layer that decides from the candidates alone; layer itself "
+    f"{POSITIONS}"
 )
 
 
@@ -85,7 +86,7 @@ def expected_accepted(rule: Rule, table: TreeTable) -> tuple[float | None, str]:
     the same probabilities; for `layer` the second value says so.
     """
     if isinstance(rule, Optimal):
-        rule = Optimal(given="candidates")
+        rule = OptimalGivenCandidates()
     if isinstance(rule, Gumbel):
         rule = TargetWalk()  # its races do not know candidates that are drawn without its clocks
     try:
@@ -96,7 +97,7 @@ def expected_accepted(rule: Rule, table: TreeTable) -> tuple[float | None, str]:
         except PositionError:
             if not isinstance(rule, Layer) or rule.inner is not None:
                 return None, POSITIONS
-            return _by_trees(Layer(Optimal(given="candidates")), table), WITHOUT_POSITIONS
+            return _by_trees(Layer(OptimalGivenCandidates()), table), WITHOUT_POSITIONS
     except OracleError as error:
         return None, str(error)
 

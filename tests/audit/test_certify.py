@@ -44,7 +44,7 @@ TAMPERED = {
     "rrs": combined("fixed_width((2, 2), 'iid')", "rrs"),
     "traversal": combined("fixed_width((2, 1), 'without_replacement')", "traversal"),
     "target walk": combined("best_first(4, 2, 2)", "target_walk"),
-    "sparse laws": combined("fixed_width((2, 1), 'mixed')", "optimal('candidates')", "sparse"),
+    "sparse laws": combined("fixed_width((2, 1), 'mixed')", "optimal_given_candidates", "sparse"),
 }
 
 
@@ -183,7 +183,7 @@ def test_known_bad_decisions_are_seen_at_a_node(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("rule", ["rrs", "k_seq", "block", "traversal", "optimal('candidates')"])
+@pytest.mark.parametrize("rule", ["rrs", "k_seq", "block", "traversal", "optimal_given_candidates"])
 def test_couplings_of_many_tokens_are_exact(rule: str) -> None:
     p, q, other = (
         law_of(np.arange(1, 61)[np.argsort(np.sin(step * np.arange(60)))] ** 1.5)

@@ -53,7 +53,7 @@ class Timed(TabularModel):
 
 
 RESTLESS = "goodput(first_cooldown=1, probe=1)"
-OPTIMAL = "layer(\"optimal('candidates')\")"
+OPTIMAL = "layer('optimal_given_candidates')"
 
 
 @pytest.mark.parametrize("costs", COSTS)

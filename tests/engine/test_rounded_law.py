@@ -147,12 +147,12 @@ def logits_of(network):
         (CHAIN, "block"),
         *(
             pytest.param(CHAIN, rule, marks=pytest.mark.slow)
-            for rule in ("rrs", "layer", "optimal('candidates')")
+            for rule in ("rrs", "layer", "optimal_given_candidates")
         ),
         (TREE, "rrs"),
         *(
             pytest.param(TREE, rule, marks=pytest.mark.slow)
-            for rule in ("layer('rrs')", "optimal('candidates')")
+            for rule in ("layer('rrs')", "optimal_given_candidates")
         ),
     ],
 )

@@ -44,7 +44,7 @@ from tests.verify.whole_trees import continued
 Text = tuple[int, ...]
 PROMPT: Final[Text] = (0,)
 MAX_DRAFTS: Final = 512  # outcomes of all draws of a tree, repeats counted
-ENUMERABLE_OPTIMAL: Final = "optimal('candidates')"
+ENUMERABLE_OPTIMAL: Final = "optimal_given_candidates"
 
 
 def verifiers() -> list[str]:

@@ -31,7 +31,7 @@ FOUND = [
         ("paths(3, 2)", 4),
         ("fixed_width((2, 2), 'iid')", 5),
     )
-    for verifier in ("layer('rrs')", "layer('k_seq')", "layer(\"optimal('candidates')\")")
+    for verifier in ("layer('rrs')", "layer('k_seq')", "layer('optimal_given_candidates')")
 ]
 """Where the drawn tokens of a level once decided which of its nodes get children."""
 

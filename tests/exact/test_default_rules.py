@@ -64,7 +64,7 @@ SHAPES = [
     for shape in shapes
     if MIN_WIDTHS[kind] <= (1 if shape.startswith("chain") else 2)
 ] + [*OTHERS]
-ENUMERABLE = {"optimal": "optimal('candidates')", "layer": "layer(\"optimal('candidates')\")"}
+ENUMERABLE = {"optimal": "optimal_given_candidates", "layer": "layer('optimal_given_candidates')"}
 """Stand-ins for rules that draw positions: the same, given the candidates alone."""
 
 

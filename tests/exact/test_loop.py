@@ -154,8 +154,8 @@ def test_model_drafter(tree: str, verifier: str, case: str) -> None:
 @pytest.mark.parametrize(
     ("tree", "verifier"),
     [
-        ("fixed_width((2,), 'iid')", "optimal('candidates')"),
-        ("fixed_width((2,), 'iid')", "layer(\"optimal('candidates')\")"),
+        ("fixed_width((2,), 'iid')", "optimal_given_candidates"),
+        ("fixed_width((2,), 'iid')", "layer('optimal_given_candidates')"),
         ("chain(2)", "layer"),
         ("fixed_width((2, 1), 'iid')", "layer('k_seq')"),
         ("fixed_width((2, 1), 'greedy_plus_one')", "layer('greedy')"),

@@ -127,9 +127,10 @@ def test_a_tree_is_valued_as_the_tree_builder_draws_it_and_the_verifier_decides(
         rule = VERIFIERS.make(name)
         if name in {"optimal", "layer"} and drafting in {"paths", "iid", "greedy_plus_one"}:
             rule = VERIFIERS.parse(
-                {"optimal": "optimal('candidates')", "layer": "layer(\"optimal('candidates')\")"}[
-                    name
-                ]
+                {
+                    "optimal": "optimal_given_candidates",
+                    "layer": "layer('optimal_given_candidates')",
+                }[name]
             )
         assert value == pytest.approx(decoded(table, rule), abs=EXACT), name
 
@@ -144,7 +145,7 @@ SHAPES = {
         "fixed_width((1, 2), 'iid')",
         ("rrs", "k_seq", "naive_tree", "layer(inner='rrs')", "traversal"),
     ),
-    "wide": ("fixed_width((2,), 'iid')", ("k_seq", "naive_tree", "optimal(given='candidates')")),
+    "wide": ("fixed_width((2,), 'iid')", ("k_seq", "naive_tree", "optimal_given_candidates")),
     "distinct": (
         "fixed_width((1, 2), 'without_replacement')",
         ("rrs_without_replacement", "layer"),

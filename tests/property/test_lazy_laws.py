@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.acceptance.given_candidates import OptimalGivenCandidates
 from monge.backends.cpu.law_masses import load_law_masses
 from monge.core import lazy_laws
 from monge.core.draws import TapeDraws
@@ -34,7 +35,6 @@ from monge.verify.functional import (
     target_walk,
 )
 from monge.verify.layer import Layer
-from monge.verify.optimal import Optimal
 from monge.verify.problem import NodeProblem
 from monge.verify.rrs import Rrs
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
@@ -442,7 +442,7 @@ CASES = [
     (RrsWithoutReplacement(), "without_replacement", (2, 1)),
     (Traversal(), "without_replacement", (2, 1)),
     (Layer(Rrs()), "iid", (2, 1)),
-    (Optimal(given="candidates"), "iid", (2, 1)),
+    (OptimalGivenCandidates(), "iid", (2, 1)),
     (TargetWalk(), "top", (2, 1)),
 ]
 

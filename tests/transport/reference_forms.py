@@ -6,14 +6,14 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from lab.acceptance.rearrangement import Rearrangement
+from lab.acceptance.score_table import ScoreTable
 from monge.core.errors import LawError, OptionError
 from monge.transport.bounds import Cut, greedy_proposal
 from monge.transport.candidates import CandidateLaw, TokenTuple, TransportProblem
 from monge.transport.coupling import FLOW_TOLERANCE, Coupling
 from monge.transport.laws import Tabular, check_fixed, check_law, check_pair
 from monge.transport.random_tree import string_laws
-from monge.transport.rearrangement import Rearrangement
-from monge.transport.rearrangement_law import ScoreTable
 
 Vector = Float64[np.ndarray, " vocab"]
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.acceptance.rearrangement import Rearrangement
+from lab.acceptance.score_table import ScoreTable
 from monge.core.errors import LawError
 from monge.transport.bounds import iid_optimum, mixed_optimum
 from monge.transport.linear_program import solve
-from monge.transport.rearrangement import Rearrangement
-from monge.transport.rearrangement_law import ScoreTable
 from tests.transport.reference_forms import rearrangement_coupling, single_draft_acceptance
 from tests.transport.strategies import EDGES, A, as_law, few, pairs, very_few
 

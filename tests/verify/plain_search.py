@@ -1,6 +1,6 @@
-"""The plain search for scores: the slow twin of `verify/fast`, in O(support) a draw.
+"""The plain search for scores: the slow twin of `verify/functional/lines.py`, in O(support) a draw.
 
-The theory is in `transport/rearrangement.py`.
+The theory is in `lab/acceptance/rearrangement.py`.
 """
 
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
+from lab.acceptance import given_candidates
+from lab.acceptance.rearrangement import Rearrangement, bisect
 from monge.core.draws import Draws
-from monge.transport.rearrangement import Rearrangement, bisect
-from monge.verify import optimal
 
 Positions = Float64[np.ndarray, " n"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DraftLine(optimal.DraftLine):
+class DraftLine(given_candidates.DraftLine):
     """The score map of one node, also given the positions of the draws."""
 
     def windows(self, token: int) -> Int64[np.ndarray, " own"]:

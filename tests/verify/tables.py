@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from monge.transport.rearrangement_law import ScoreTable
-from monge.verify import optimal
+from lab.acceptance import given_candidates
+from lab.acceptance.score_table import ScoreTable
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,5 +39,5 @@ def remembering_tables() -> Iterator[None]:
             return made[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optimal, "ScoreTable", Remembered)
+        patch.setattr(given_candidates, "ScoreTable", Remembered)
         yield

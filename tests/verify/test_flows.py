@@ -11,14 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.acceptance.given_candidates import OptimalGivenCandidates
 from monge.core.draws import Draws, TapeDraws
-from monge.core.errors import OptionError
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.testing.oracle import exact_law, law_error
 from monge.verify.base import unsupported_reason
 from monge.verify.flow import Emission, Flow, FlowRule
-from monge.verify.optimal import Optimal
 from monge.verify.problem import NodeProblem
 from monge.verify.registry import VERIFIERS
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
@@ -135,7 +134,7 @@ def test_the_optimal_flow_given_the_candidates(
     pair: tuple[list[int], list[int]], scale: float
 ) -> None:
     p, q = map(dense_law, pair)
-    rule = Optimal("candidates")
+    rule = OptimalGivenCandidates()
     for proposal in legal(rule, q):
         check_flow(rule, p, scale, proposal)
 
@@ -187,11 +186,6 @@ def test_a_draw_without_a_place_on_the_line_is_refused() -> None:
     assert node.chances((1, 1), TapeDraws([0.5, 0.5])) == {1: 0.0}
     assert node.accept_probs((1, 1)) == {1: 0.0}
     assert node.chances((1, 0), TapeDraws([0.5, 0.5]))[1] == 0.0
-
-
-def test_what_the_optimal_rule_is_given_is_a_known_word() -> None:
-    with pytest.raises(OptionError, match="given.*'tokens'.*candidates, positions"):
-        Optimal("tokens")
 
 
 def test_which_form_a_flow_has() -> None:

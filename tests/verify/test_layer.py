@@ -52,7 +52,7 @@ INNER = {
     "naive_tree": ("iid", "top"),
     "k_seq": ("iid", "top"),
     "greedy": ("greedy_plus_one", "top"),
-    "optimal('candidates')": ("iid", "greedy_plus_one", "top"),
+    "optimal_given_candidates": ("iid", "greedy_plus_one", "top"),
 }
 COMBINATIONS = [(inner, way) for inner, ways in INNER.items() for way in ways]
 
@@ -255,7 +255,7 @@ def test_between_the_walk_and_the_optimum() -> None:
             2,
         )
         best = solve_tree(random_tree, tables.target_masses).expected_accepted
-        found = weighed(Layer("optimal('candidates')"), tables, children)
+        found = weighed(Layer("optimal_given_candidates"), tables, children)
         assert 0.9 * best < found <= best + 1e-8
     assert sum(gains) > 1e-2
 
@@ -325,7 +325,7 @@ def test_by_name() -> None:
     assert VERIFIERS.parse("layer('k_seq')") == Layer("k_seq")
     assert Layer("k_seq").accepts == KSeq().accepts
     assert Layer("single_draft").max_width == 1
-    assert Layer("optimal('candidates')").is_enumerable
+    assert Layer("optimal_given_candidates").is_enumerable
     assert not Layer().is_enumerable
     with pytest.raises(OptionError, match="unknown node rule 'k_sec'; did you mean 'k_seq'"):
         Layer("k_sec")

@@ -9,6 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.acceptance.given_candidates import OptimalGivenCandidates
+from lab.acceptance.rearrangement import Rearrangement
+from lab.acceptance.score_table import ScoreTable
 from monge.core.draws import SeededDraws, TapeDraws
 from monge.core.law import DenseLaw, SparseLaw
 from monge.core.proposal import Deterministic, Iid, Mixed
@@ -16,9 +19,7 @@ from monge.testing.oracle import OracleError, exact_law, law_error
 from monge.transport.bounds import iid_optimum, mixed_optimum
 from monge.transport.candidates import CandidateLaw, TransportProblem
 from monge.transport.coupling import Coupling
-from monge.transport.rearrangement import Rearrangement
-from monge.transport.rearrangement_law import ScoreTable
-from monge.verify.fast.scores import SMALLEST_MASS
+from monge.verify.functional.lines import SMALLEST_MASS
 from monge.verify.optimal import Optimal
 from monge.verify.registry import VERIFIERS
 from tests.kit.strategies import dense_law, weight_pairs
@@ -153,7 +154,7 @@ def test_deterministic_candidates_alone_are_the_target_walk() -> None:
 
 def test_it_is_declared_not_enumerable_and_is_not() -> None:
     assert not Optimal().is_enumerable
-    assert Optimal("candidates").is_enumerable
+    assert OptimalGivenCandidates().is_enumerable
     assert not VERIFIERS.make("optimal").is_enumerable
     q = dense_law([2, 3, 5])
     with pytest.raises(OracleError, match="has no branches"):

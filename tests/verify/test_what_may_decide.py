@@ -104,9 +104,9 @@ def deeper_levels(made: HandMade) -> None:
             goes_on = made.token_ids[last] == 0
 
 
-NODE_BY_NODE = ("rrs", "rrs_without_replacement", "k_seq", "naive_tree", "optimal('candidates')")
+NODE_BY_NODE = ("rrs", "rrs_without_replacement", "k_seq", "naive_tree", "optimal_given_candidates")
 ANYTHING_BEFORE = (*NODE_BY_NODE, "traversal", "multipath_block", "layer('target_walk')")
-EARLIER_LEVELS = ("layer('rrs')", "layer('k_seq')", "layer(\"optimal('candidates')\")")
+EARLIER_LEVELS = ("layer('rrs')", "layer('k_seq')", "layer('optimal_given_candidates')")
 
 
 def error(verifier: str, policy: Policy, kind: type[Iid] = Iid) -> float:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from monge.verify.fast.scores import SMALLEST_MASS, Lines, Scores
+from monge.verify.functional.lines import SMALLEST_MASS, Lines, Scores
 from monge.verify.functional.masked import RowLaws
 from monge.verify.functional.rejection import block
 from monge.verify.functional.tensors import (
@@ -331,7 +331,8 @@ def _columns(
     if ids is None:
         return x
     is_it = (ids[:, None] == x[:, :, None]) & (q > 0.0)[:, None]
-    return torch.where(x < 0, -1, is_it.to(torch.int8).argmax(2))
+    is_found, places = is_it.to(torch.int8).max(2)
+    return torch.where(is_found > 0, places, -1)
 
 
 def _wide(rows: Tensor, size: int, value: float | int) -> Tensor:

@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from numpy.polynomial import legendre
 
+from lab.acceptance.rearrangement import Rearrangement
 from monge.transport.candidates import TokenTuple
-from monge.transport.rearrangement import Rearrangement
 
 PIECE_TOLERANCE: Final = 1e-14
 """Largest change of a piece's integral of m by halving: rounding of a sum of numbers below one.

@@ -1,4 +1,4 @@
-"""The fast twins of the optimal rule.
+"""The lines of the optimal rule: of many nodes, and of one on the host.
 
 Same noise, same verdict as the plain search, and the masses of the theory.
 """
@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.acceptance.rearrangement import Rearrangement
 from monge.core.draws import TapeDraws
 from monge.core.law import SparseLaw
 from monge.core.proposal import Iid, Mixed
-from monge.transport.rearrangement import Rearrangement
 from monge.verify import optimal
-from monge.verify.fast.optimal import NodeLine, chances, decide
-from monge.verify.fast.scores import SMALLEST_MASS, Lines, Scores
+from monge.verify.functional.lines import SMALLEST_MASS, Lines, Scores
+from monge.verify.node_line import NodeLine, chances, decide
 from monge.verify.optimal import Optimal
 from monge.verify.problem import NodeProblem
 from tests.kit.strategies import dense_law, weight_pairs

@@ -1,9 +1,9 @@
-"""The fast twin of `verify/optimal.py`: laws in, decisions out.
+"""The line of one node on the host: laws in, decisions out.
 
 p = target (sub-)law, q = draft law, K = number of draws. One node has some tens of tokens and a few
 draws, and the price of an operation on a vector is its call, so the line is built with numpy, and
-each draw is handled as plain numbers. Batches on a device are decided by `verify/fast/scores.py`,
-rounded alike.
+each draw is handled as plain numbers: a tenth of the time that `verify/functional/lines.py` takes
+for one row. That module has the theory, decides batches on a device, and rounds alike.
 """
 
 import math
@@ -18,8 +18,8 @@ from jaxtyping import Float64, Int64
 from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.lazy_laws import below, stable_order
-from monge.verify.fast.scores import SMALLEST_MASS, STEPS
 from monge.verify.flow import Flow
+from monge.verify.functional.lines import SMALLEST_MASS, STEPS
 from monge.verify.problem import NodeProblem
 
 Number = TypeVar("Number", float, np.ndarray)
@@ -138,7 +138,7 @@ class NodeLine:
         )
 
     def _crossing(self, level: float, window: int, is_left: bool) -> float:
-        """Solve E = level in a window, left or right of its peak; see `_crossings` in `verify/fast/scores.py`."""
+        """Solve E = level in a window, left or right of its peak; see `_crossings` in `verify/functional/lines.py`."""
         width, gain = self.width, float(self.gains[window])
         start, stop = self.borders[window : window + 2].tolist()
         base = float(self.heights[window]) - level

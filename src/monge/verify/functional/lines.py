@@ -1,15 +1,22 @@
 """The optimal rule at many nodes at once: the line of each node, and the scores of its draws.
 
-p = target (sub-)law, q = draft law, K = number of draws, padded to `[nodes, support]`. Positions
-are w = 1 - v, where v is that of `transport/rearrangement.py`: tokens lie by *increasing* p/q from
-0 to 1, the largest of K scores wins, and it is accepted if it is above w0 = (1 - alpha)^(1/K). With
-A the integral of g = min(p/q, mu) from 0 to w, the surplus is
+p = target (sub-)law, q = draft law, K = number of draws, padded to `[nodes, support]`. Tokens lie
+side by side on [0, 1] by *increasing* p/q, token y on a window of length q(y). Each draw takes a
+uniform position in the window of its token; the largest of K scores wins, and is accepted if it is
+above w0 = (1 - alpha)^(1/K). The largest of K uniform numbers has density xt(w) = K w^(K-1), cut
+off at w0. Token y is to receive a(y) = q(y) g(y), g = min(p/q, mu), the flattest masses that sum to
+alpha. With A the integral of g from 0 to w, the surplus is
 
     E(w) = A(w) - (w^K - w0^K)_+ ,
 
 concave between neighbouring borders, without the difference of two numbers close to one. The
 partner of a position with a surplus, xt(w) > g(w), is the nearest w' < w with E(w') < E(w); of one
-with a deficit, the nearest w' > w.
+with a deficit, the nearest w' > w. The score is the partner w' with probability
+
+    m(w) = ( xt(w) - g(w) ) / ( xt(w) - xt(w') ),   else w.
+
+|dE| is equal at both ends, so m(w) dw = m(w') dw': scores stay uniform; and E[xt(score) | w] = g:
+every token receives a(y).
 
 Sums run in order, powers are products, and a root is a start of few digits and a step from it.
 These are rounded alike for one node and for many, by numpy and torch, so that on a CPU all forms of
