@@ -225,6 +225,17 @@ def load(
     )
 
 
+def compile_programs(**arguments: Any) -> None:
+    """Decode a short text, so that all programs of a decoder are compiled and kept.
+
+    Some modules of heads are compiled when they first run.
+
+    Args:
+        **arguments: As for `load`.
+    """
+    load(**arguments).generate([[0, 1]], max_new_tokens=4, ignore_eos=True)
+
+
 def make_components(
     target: SequenceModel,
     draft: SequenceModel | Sequence[SequenceModel] | None = None,

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import monge
+from monge.api import compile_programs
 from monge.backends.cpu.compiled import traced_forward
 from monge.backends.parity_check import program_spec
 from monge.backends.registry import Backend
@@ -173,12 +174,17 @@ class TestMeanwhile:
         spoilt = lambda states: (2 * states,)  # noqa: E731 (a program of other numbers shows that it runs)
         states = torch.ones(1, model.hidden_size)
         eager = HfTreeModel(target())
-        with compiled_by(BackgroundCompiler({"target": "folder", "tree": "chain"})):
+        with compiled_by(
+            BackgroundCompiler(compile_programs, {"target": "folder", "tree": "chain"})
+        ):
             assert torch.equal(read(model), read(eager))
             assert torch.equal(model.unembed(states), eager.unembed(states))
             assert model.program is None
             model.close(0)
-            assert (started, Program.made) == ([{"target": "folder", "tree": "chain"}], [])
+            assert (started, Program.made) == (
+                [(compile_programs, {"target": "folder", "tree": "chain"})],
+                [],
+            )
             processes[0].returncode = 0 if failure is None else 1
             if failure is None:  # it stored them
                 Program.expected_s = 0
@@ -195,7 +201,7 @@ class TestMeanwhile:
             assert [one[:20] for one in others[1:]] == ["compiling 2 programs"]
 
     def test_the_process_says_why_it_failed(self, said):
-        with compiled_by(BackgroundCompiler({"target": "no/such/folder"})):
+        with compiled_by(BackgroundCompiler(compile_programs, {"target": "no/such/folder"})):
             assert is_compiled_elsewhere([5])
             until = time.monotonic() + 120
             while is_compiled_elsewhere([5]) and time.monotonic() < until:
@@ -206,7 +212,7 @@ class TestMeanwhile:
         assert not is_compiled_elsewhere([5])
 
     def test_nothing_starts_where_all_is_stored(self, said):
-        with compiled_by(BackgroundCompiler({"target": "folder"})):
+        with compiled_by(BackgroundCompiler(compile_programs, {"target": "folder"})):
             Program.expected_s = 0
             assert read(model_of(target())).shape == (1, 97)
         assert Program.made == ["step"]

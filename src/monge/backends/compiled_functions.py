@@ -28,10 +28,6 @@ to three seconds."""
 _EXPECTED_S: Final = 10  # half of what the process takes
 _SHARE: Final = 0.1
 """Largest share of the free memory that the inputs of a function may take in another process."""
-_WORK: Final = """
-    from monge.backends.compiled_functions import compile_zeros
-    compile_zeros(**arguments)
-"""
 
 Form = Callable[..., Tensor]
 """A `Decision`, or its compiled form."""
@@ -143,7 +139,7 @@ class FunctionCompiler:
                 "device": str(prepared[0].device),
                 "state": _global_state(),
             }
-            self._processes[key] = BackgroundCompiler(arguments, _WORK)
+            self._processes[key] = BackgroundCompiler(compile_zeros, arguments)
         return self._processes[key].is_busy((_EXPECTED_S,))
 
     def _made(self, function: Recordable, inputs: Sequence[Tensor]) -> Form:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from monge.api import compile_programs
 from monge.cli.chat_input import messages
 from monge.cli.console import say, streaming
 from monge.cli.generation import loaded, say_parts
@@ -60,7 +61,7 @@ def talk(
     is_plain = load.device in {None, "cpu"} and not load.exact_numerics
     # On a terminal nobody waits for the text that a compiled program writes.
     starts_at_once = is_plain and sys.stdin.isatty()
-    compiler = BackgroundCompiler(changed(load))
+    compiler = BackgroundCompiler(compile_programs, changed(load))
     meanwhile = compiled_by(compiler) if starts_at_once else nullcontext()
     with meanwhile, loaded(load) as decoder:
         conversation = Talk(

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from monge.api import drafts_of, make_components
+from monge.api import compile_programs, drafts_of, make_components
 from monge.backends.registry import BACKENDS, Backend
 from monge.control.base import SharedState
 from monge.core.errors import BackendError, OptionError
@@ -191,7 +191,7 @@ class KeptPrograms:
                 self._forget()
                 self._place = place
             arguments = {"target": call.model, "draft": call.draft, "backend": self.backend}
-            compiler = BackgroundCompiler({**call.options, **arguments})
+            compiler = BackgroundCompiler(compile_programs, {**call.options, **arguments})
             with compiled_by(self._compilers.setdefault(call.key, compiler)):
                 components, start = self._current(call), now()
                 try:

@@ -1,4 +1,8 @@
-"""Programs that another process compiles while this one decodes without them."""
+"""Programs that another process compiles while this one decodes without them.
+
+That process is `python -m monge.engine.models.background_compiler`, which reads a function and its
+arguments from its standard input.
+"""
 
 import io
 import pickle
@@ -6,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
@@ -17,19 +21,6 @@ from transformers import PreTrainedModel
 
 from monge.engine.notices import notify
 
-_CODE: Final = """
-import pickle, sys
-try:
-    arguments = pickle.load(sys.stdin.buffer)
-    {work}
-except BaseException as error:
-    sys.exit(print(type(error).__name__, error) or 1)
-"""
-# With a text, as some modules of heads are compiled when they first run.
-_DECODE: Final = """
-    import monge
-    monge.load(**arguments).generate([[0, 1]], max_new_tokens=4, ignore_eos=True)
-"""
 _FEW: Final = 4096
 """Numbers of a tensor that is passed on as it is."""
 _REPLACED: Final = ("forward", "_original_forward", "_output_capturing_hooks_installed")
@@ -41,17 +32,16 @@ class BackgroundCompiler:
     """Compiles what a decoder needs in another process, once that is asked for.
 
     Args:
-        arguments: Those of `monge.load` that make the decoder, or another one with the same programs.
-            Of loaded models the structure is passed on, with zeros in the place of their weights:
-            programs depend on no numbers.
-        work: Source of what the process does with its `arguments`.
+        work: What the process does; a function of a module.
+        arguments: Its arguments. Of loaded models the structure is passed on, with zeros in the place
+            of their weights: programs depend on no numbers.
 
     Attributes:
         has_failed: Whether there will be no programs.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], work: str = _DECODE) -> None:
-        self._arguments, self._work = arguments, work
+    def __init__(self, work: Callable[..., object], arguments: Mapping[str, Any]) -> None:
+        self._work, self._arguments = work, arguments
         self._process: subprocess.Popen[str] | None = None
         self.has_failed = False
 
@@ -72,7 +62,7 @@ class BackgroundCompiler:
     def _start(self, expected_s: int) -> None:
         given = io.BytesIO()
         try:
-            _StructurePickler(given).dump(dict(self._arguments))
+            _StructurePickler(given).dump((self._work, dict(self._arguments)))
         except Exception as error:  # noqa: BLE001 (classes and settings of the user's own need not fit into a file)
             self.has_failed = True
             notify(f"cannot be compiled beside the answers: {type(error).__name__}: {error}")
@@ -85,7 +75,7 @@ class BackgroundCompiler:
             file.write(given.getbuffer())
             file.seek(0)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _CODE.format(work=self._work.strip())],
+                [sys.executable, "-m", __spec__.name],
                 stdin=file,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -146,3 +136,17 @@ def is_compiled_elsewhere(seconds: Sequence[int]) -> bool:
     """Return whether programs that take so long each will come from another process."""
     compiler = _compiler.get()
     return compiler is not None and compiler.is_busy(seconds)
+
+
+def main() -> None:
+    """Do the work, or write why that failed to the standard output."""
+    try:
+        work, arguments = pickle.load(sys.stdin.buffer)
+        work(**arguments)
+    except BaseException as error:  # noqa: BLE001 (whatever it is, it is said)
+        sys.stdout.write(f"{type(error).__name__} {error}")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
