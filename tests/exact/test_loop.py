@@ -109,17 +109,8 @@ DEFAULT_LOOPS = {(tree, verifier, DEFAULT_CASE) for tree, verifier in MODEL_COMB
 
 def test_every_registered_part_is_enumerated() -> None:
     assert set(SHAPES) == set(TREES)
-    elsewhere = {
-        "head",
-        "shape",
-        "pool",
-        "token_recycling",
-        "lookahead",
-        "jacobi",
-        "layer_skip",
-        "retokenize",
-        "ensemble",
-    }  # tests/heads and tests/draft
+    # tests/heads and tests/draft
+    elsewhere = {"head", "shape", "pool", "retokenize", "ensemble"}
     assert {"model", "ngram", "suffix", "none"} == set(DRAFTERS) - elsewhere
     assert {verifier for _, verifier in MODEL_COMBINATIONS} == set(ENUMERABLE)
     # See tests/verify; some with settings below.

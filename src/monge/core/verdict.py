@@ -16,16 +16,12 @@ class Verdict:
         next_token: The token after the path: every round commits `len(path) + 1` tokens.
         next_kind: `correction` after a rejection, `bonus` where nothing was left to reject.
         examined: Number of distinct candidates at each visited node with candidates, in order.
-        successors: The target's most probable next tokens after each node of the tree, most
-            probable first, by its logits alone. Verifiers leave them out; the loop adds as many as
-            the drafter asks for, once the round is committed.
     """
 
     path: tuple[int, ...]
     next_token: int
     next_kind: Literal["correction", "bonus"]
     examined: tuple[int, ...] = ()
-    successors: tuple[tuple[int, ...], ...] = ()
 
     @property
     def num_accepted(self) -> int:

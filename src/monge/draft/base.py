@@ -80,8 +80,6 @@ class Capabilities:
             deep as it ends, and a longer text is decoded plainly.
         num_parameters: Parameters that it has beside the networks, such as those of a head.
         num_bytes: Memory of these parameters.
-        num_successors: Number of the target's most probable next tokens that it needs at every node
-            of a finished round; see `Verdict.successors`.
         bytes_per_token: Memory for each token of a text, beside the caches of the networks.
         reads_states: Whether it reads the target's hidden states.
         runs_network: Whether drafting needs forwards of a network. Model-free drafters do not, so
@@ -97,7 +95,6 @@ class Capabilities:
     max_length: int | None = None
     num_parameters: int = 0
     num_bytes: int = 0
-    num_successors: int = 0
     bytes_per_token: int = 0
     reads_states: bool = False
     runs_network: bool = True
@@ -208,7 +205,6 @@ def model_free(
     max_depth: int,
     max_width: int = 1,
     max_nodes: int | None = None,
-    num_successors: int = 0,
     reads_others: bool = False,
 ) -> Capabilities:
     """Return the capabilities of a model-free drafter; see `Capabilities`."""
@@ -218,7 +214,6 @@ def model_free(
         max_depth=max_depth,
         needs_trees=max_width > 1,
         max_nodes=max_depth if max_width <= 1 else max_nodes,
-        num_successors=num_successors,
         runs_network=False,
         reads_others=reads_others,
     )
