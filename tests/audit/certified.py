@@ -42,7 +42,6 @@ TREES_OF_KIND = (
     "paths(2, 2)",
     "best_first(4, 2, 2)",
     "eagle2(6, 2, 2)",
-    "sequoia(4, 2)",
 )
 """A tree of every builder, and of every way of drawing children."""
 

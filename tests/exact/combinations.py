@@ -146,12 +146,10 @@ class Shape:
 def _texts(builder: str, way: str, widths: Text) -> list[str]:
     """A builder's trees of about these widths."""
     depth, width = len(widths), max(widths)
-    chances = (0.5, 0.3, 0.1, 0.05)[:width]
     texts = {
         "chain": [f"chain({depth}, {way!r})"],
         "fixed_width": [f"fixed_width({widths}, {way!r})"],
         "paths": [f"paths({width}, {depth})"],
-        "sequoia": [f"sequoia({size}, {depth}, {chances}, {way!r})" for size in (2, 3, 5, 6)],
         "pruned": [f"pruned({size}, {widths}, {way!r})" for size in (1, 3)],
     }
     ranked = [

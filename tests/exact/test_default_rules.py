@@ -52,7 +52,6 @@ TREES_OF_A_KIND = {
     kind: (
         f"chain(2, {kind!r})",
         f"fixed_width((2, 1), {kind!r})",
-        f"sequoia(3, 2, (0.5, 0.3), {kind!r})",
     )
     for kind in CHILDREN
 }

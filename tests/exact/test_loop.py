@@ -45,11 +45,6 @@ SHAPES = {
     "paths": ("paths(2, 1)",),
     "best_first": ("best_first(3, 2, 2, 2)", "best_first(4, 3, 2, 1)"),
     "eagle2": ("eagle2(3, 2, 2)",),
-    "sequoia": (
-        "sequoia(3, 2, (0.5, 0.3))",
-        "sequoia(2, 2, (0.5, 0.3), 'iid')",
-        "sequoia(3, 2, (0.4, 0.3), 'top')",
-    ),
 }
 CASES = {
     "one token": Case(horizon=1, max_new_tokens=1),

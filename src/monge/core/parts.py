@@ -50,7 +50,6 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "paths": "monge.draft.tree.paths:Paths",
         "best_first": "monge.draft.tree.best_first:BestFirst",
         "eagle2": "monge.draft.tree.best_first:Eagle2",
-        "sequoia": "monge.draft.tree.sequoia:Sequoia",
     },
     "depth controller": _DEPTH_CONTROLLERS,
     "controller": {
