@@ -48,9 +48,7 @@ def test_options_of_the_engine_are_no_settings():
 def test_values_of_the_declared_type_are_kept():
     assert TREES.parse("fixed_width([2, 1])") == FixedWidth((2, 1))
     assert TREES.make("chain", depth=2) == Chain(2)
-    assert CONTROLLERS.parse("confidence_threshold(threshold=1)") == CONTROLLERS.make(
-        "confidence_threshold", threshold=1
-    )
+    assert CONTROLLERS.parse("cached_fsm(rate=1)") == CONTROLLERS.make("cached_fsm", rate=1)
     assert CONTROLLERS.parse("fixed(max_depth=None)") == CONTROLLERS.make("fixed")
 
 

@@ -48,7 +48,6 @@ TIMED: dict[str, dict[str, Any]] = {
     "goodput": {},
     "on_the_fly(probe_prob=0.5)": {},
     "q_learning": {},
-    "confidence_threshold": {},
     "hedge": POOL,
     "linear_selection": POOL,
 }

@@ -66,7 +66,6 @@ def written(target, draft, settings, rules, count=2):
         {"tree": "eagle2"},
         {"controller": "goodput"},
         {"controller": "on_the_fly"},
-        {"controller": "confidence_threshold"},
     ],
     ids=str,
 )

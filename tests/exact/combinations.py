@@ -217,7 +217,6 @@ class Round:
         is_same: Whether the draft model picks its weights as the target does.
         max_nodes: Limit of the round; `None` for the builder's own.
         max_depth: The same.
-        min_token_prob: Ends the draft early.
         rules: The request's sampling rules.
         draft_rules: The draft model's, `None` for the request's.
     """
@@ -230,7 +229,6 @@ class Round:
     is_same: bool = False
     max_nodes: int | None = None
     max_depth: int | None = None
-    min_token_prob: float | None = None
     rules: SamplingRules = SamplingRules()
     draft_rules: SamplingRules | None = None
 
@@ -240,11 +238,9 @@ class Round:
         return DraftPlan(
             max_nodes=self.max_nodes,
             max_depth=self.max_depth,
-            min_token_prob=self.min_token_prob,
         )
 
 
-MIN_TOKEN_PROBS: Final = (0.2, 0.35, 0.5)
 RULES: Final = (
     *[SamplingRules()] * 3,
     *(SamplingRules(temperature=value) for value in (0, 0.6, 1.6)),
@@ -282,7 +278,6 @@ def _round(random: Random, verifier: str, known: dict[str, tuple[Shape, ...]]) -
         if not fits or random.random() < 0.7
         else None,
         max_depth=random.randint(0, shape.max_depth) if random.random() < 0.2 else None,
-        min_token_prob=random.choice(MIN_TOKEN_PROBS) if random.random() < 0.3 else None,
         rules=random.choice(RULES),
         draft_rules=random.choice(RULES) if random.random() < 0.3 else None,
     )

@@ -12,7 +12,6 @@ _DEPTH_CONTROLLERS: Final = {
     "fsm": "monge.control.fsm:Fsm",
     "cached_fsm": "monge.control.fsm:CachedFsm",
     "q_learning": "monge.control.q_learning:QLearning",
-    "confidence_threshold": "monge.control.confidence_threshold:ConfidenceThreshold",
 }
 PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     "verifier": {

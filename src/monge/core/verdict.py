@@ -95,8 +95,6 @@ class StepRecord:
         batch_size: Requests that shared the round.
         times: Stage times of the round.
         context_length: Tokens of the text before the round.
-        token_probs: Probabilities that the draft network gave to the tokens of the accepted path,
-            and on through first candidates to a leaf; empty if the plan has no `min_token_prob`.
         drafter: Drafter of a pool that drafted; `None` without a pool, or if none proposed anything;
             `grammar` for tokens that the request's grammar forced.
         counterfactuals: Tokens that other drafters of a pool would have had accepted in earlier
@@ -114,7 +112,6 @@ class StepRecord:
     batch_size: int = 1
     times: StageTimes = StageTimes()
     context_length: int = 0
-    token_probs: tuple[float, ...] = ()
     drafter: str | None = None
     counterfactuals: tuple[CounterfactualDraft, ...] = ()
     tree: VerifiedTree | None = None

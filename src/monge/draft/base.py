@@ -1,8 +1,8 @@
 """The drafter interface."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from monge.core.context import Context, DraftPlan
@@ -23,16 +23,11 @@ class Draft(Generic[State]):
     Args:
         tree: The tree.
         state: The drafter's state after drawing it.
-        token_probs: Draft probability of each candidate, by its path of tokens, if the plan has a
-            `min_token_prob`.
         drafter: Name of the drafter of a pool that drew it.
     """
 
     tree: TokenTree
     state: State
-    token_probs: Mapping[tuple[int, ...], float] = field(
-        default_factory=dict[tuple[int, ...], float]
-    )
     drafter: str | None = None
 
     @property

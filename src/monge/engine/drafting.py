@@ -157,18 +157,6 @@ def _forced(session: Session, components: Components) -> Draft[Any] | None:
     return Draft(tree, session.drafter_state, drafter=FORCED) if tokens else None
 
 
-def token_probs(draft: Draft[Any], verdict: Verdict) -> tuple[float, ...]:
-    """Return the draft probabilities along the accepted path and on through first candidates."""
-    if not draft.token_probs:
-        return ()
-    tree, path = draft.tree, list(verdict.path)
-    while candidates := tree.candidates[path[-1] if path else 0]:
-        path.append(candidates[0])
-    tokens = tuple(tree.token_ids[node] for node in path)
-    probs = (draft.token_probs.get(tokens[:depth]) for depth in range(1, len(tokens) + 1))
-    return tuple(prob for prob in probs if prob is not None)
-
-
 def _verified_tree(tree: TokenTree, laws: NodeLaws, verdict: Verdict) -> VerifiedTree:
     """Return a verified tree with the probabilities of its tokens; nothing is drawn for that."""
     nodes = range(1, tree.num_nodes)

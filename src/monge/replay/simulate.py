@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from monge.control.base import PromptReader, Reads, SharedState
+from monge.control.base import PromptReader, SharedState
 from monge.core.draws import Draws, SeededDraws
 from monge.core.errors import DrafterError
 from monge.core.prompt import PromptProfile
@@ -125,13 +125,8 @@ def replay_text(
 
 def _candidates(components: Components, log: LawLog, text: LoggedText) -> Conditional:
     """Return the law of candidates given the text, or raise `UnavailableError` if the log does not determine it."""
-    can, controller = components.drafter.capabilities, components.controller
-    conditional = conditional_candidates(
-        components.rule,
-        can,
-        is_compact=log.top is not None,
-        reads_confidence=Reads.CONFIDENCE in controller.reads,
-    )
+    controller = components.controller
+    conditional = conditional_candidates(components.rule, components.drafter.capabilities)
     if (
         text.profile is None
         and isinstance(controller, PromptReader)
