@@ -54,8 +54,6 @@ def written(target, draft, settings, rules, count=2):
         {"verifier": "optimal", "tree": "fixed_width((3,), children='iid')"},
         {"verifier": "canonical"},
         {"verifier": "k_seq"},
-        {"verifier": "spechub"},
-        {"verifier": "systematic"},
         {"verifier": "gumbel"},
         {"verifier": "block"},
         {"verifier": "multipath_block"},

@@ -71,9 +71,8 @@ WAYS: Final = (
         "mixed(0)",
         "mixed",
         "mixed(2)",
-        "hub",
     ),
-    *("temperatures((0.7, 1.6))", "systematic", "systematic(top=2)"),
+    "temperatures((0.7, 1.6))",
 )
 """How children are drawn."""
 

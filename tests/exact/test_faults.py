@@ -169,7 +169,6 @@ MORE_PAIRS = [
     ("fixed_width((2, 1), 'iid')", "multipath_block"),
     ("fixed_width((2, 1), 'without_replacement')", "rrs_without_replacement"),
     ("fixed_width((2, 1), 'without_replacement')", "traversal"),
-    ("fixed_width((2, 1), 'systematic')", "systematic"),
 ]
 SELECTED = ("best_first(4, 3, 2, 2)", "target_walk")
 WHERE_IT_DRAWS = {("draft", "extend"), ("drafter", "draft"), ("builder", "expand")}

@@ -35,6 +35,8 @@ SHORTEST: Final = 8
 """Fewest tokens of a text from which anything is concluded."""
 TUNE: Final = "Tuning"
 _tune: Final = panel(TUNE)
+FREE: Final = ("suffix",)
+"""Drafters that need no model and no head, tried besides none and n-grams."""
 PLAIN: Final = Configuration(drafter="none")
 
 
@@ -56,7 +58,7 @@ def tune(
     drafter: list[str] | None = _tune(
         None,
         "Try this drafter too; may be repeated.",
-        "none, ngram, suffix, and --draft",
+        f"none, ngram, {', '.join(FREE)}, and --draft",
     ),
     confirm: bool = switch(
         "--confirm", TUNE, "Run the three best, and plain decoding, against the clock."
@@ -104,7 +106,7 @@ def tune(
             say("this model has a chat template: prompts are written as messages", "dim")
         shown = tuple(map(as_message, shown))
     rules = SamplingRules(temperature=sampling.temperature)
-    further = further_drafters(pair, ["suffix", *(drafter or ())])
+    further = further_drafters(pair, [*FREE, *(drafter or ())])
     recording = {"seed": seed, "max_new_tokens": sampling.max_new_tokens}
     log = recorded(pair, shown, rules, drafters=further, **recording)
     log, shown = _without_short(log, shown)

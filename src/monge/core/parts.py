@@ -23,8 +23,6 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "k_seq": "monge.verify.k_seq:KSeq",
         "greedy": "monge.verify.greedy:Greedy",
         "canonical": "monge.verify.canonical:Canonical",
-        "spechub": "monge.verify.spechub:SpecHub",
-        "systematic": "monge.verify.systematic:EarliestDeadline",
         "gumbel": "monge.verify.gumbel:Gumbel",
         "block": "monge.verify.block:Block",
         "multipath_block": "monge.verify.multipath_block:MultipathBlock",
