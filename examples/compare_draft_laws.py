@@ -14,18 +14,9 @@ import sys
 import numpy as np
 import torch
 
-from monge.core.law import DenseLaw
-from monge.core.systematic import SystematicDesign
 from monge.transport.bounds import greedy_optimum, iid_optimum, without_replacement_optimum
-from monge.transport.systematic import earliest_deadline_first
 
 SETTINGS = ((1.0, 0.8), (1.0, 1.5), (0.6, 0.8), (0.3, 0.8))
-DESIGNS = {
-    "systematic, g = 1": SystematicDesign(exponent=1.0),
-    "g = 0.9": SystematicDesign(),
-    "g = 0.9, snake": SystematicDesign(layout="snake"),
-    "g = 0.8": SystematicDesign(exponent=0.8),
-}
 
 
 def pair(
@@ -42,14 +33,11 @@ def pair(
 def optima(p: torch.Tensor, q: torch.Tensor, width: int) -> dict[str, float]:
     """The largest acceptance for each way of drawing `width` candidates."""
     dense = p.numpy(), q.numpy()
-    values = {
+    return {
         "greedy": greedy_optimum(*dense, width).acceptance,
         "i.i.d.": iid_optimum(*dense, width).acceptance,
+        "without replacement": without_replacement_optimum(*dense, width).acceptance,
     }
-    sizes = dict(enumerate(p.tolist()))
-    for name, design in DESIGNS.items():
-        values[name] = earliest_deadline_first(design.cells(DenseLaw(q), width), sizes).accepted
-    return values | {"without replacement": without_replacement_optimum(*dense, width).acceptance}
 
 
 def main() -> None:

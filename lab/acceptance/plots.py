@@ -12,7 +12,7 @@ from lab.acceptance.nodes import OPTIMUM
 
 Record = Mapping[str, Any]
 MARKERS: Final = "osD^vP*X<>"
-OPTIMA_SHOWN: Final = ("iid", "without_replacement", "greedy", "top", "systematic")
+OPTIMA_SHOWN: Final = ("iid", "without_replacement", "greedy", "top")
 DASHES: Final = ("-", "--", ":", "-.")
 
 

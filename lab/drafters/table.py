@@ -47,15 +47,7 @@ Nothing, one temperature for each step, transport between Gaussians.
 """
 REPEATS: Final = 3
 PLAIN: Final = "none"
-OTHERS: Final = (
-    PLAIN,
-    "ngram",
-    f"suffix(num_nodes={NODES})",
-    f"token_recycling(num_nodes={NODES})",
-    "lookahead",
-    "jacobi",
-    "layer_skip",
-)
+OTHERS: Final = (PLAIN, "ngram", f"suffix(num_nodes={NODES})")
 """Drafters that nobody trains."""
 
 

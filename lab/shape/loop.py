@@ -31,7 +31,7 @@ from monge.training.texts import feature_model
 GREEDY: Final = ("best_first(16, 3, 4)", "target_walk")
 SAMPLED: Final = ("fixed_width((4, 2, 1), children='iid')", "rrs")
 """Tree and verifier at temperature 0, and above."""
-OTHERS: Final = ("none", "ngram", "suffix", "token_recycling", "lookahead", "jacobi", "layer_skip")
+OTHERS: Final = ("none", "ngram", "suffix")
 STAGES: Final = ("draft_s", "score_s", "verify_s", "commit_s")
 _REPEATS: Final = 30
 

@@ -102,9 +102,6 @@ def test_only_seeds_that_give_the_text_again_are_told():
     [
         {"drafter": "ngram"},
         {"drafter": "suffix"},
-        {"drafter": "token_recycling"},
-        {"drafter": "lookahead"},
-        {"drafter": "jacobi"},
         {"drafter": "pool('ngram', 'suffix')"},
         {"tree": "chain(4, 'top')"},
         {"verifier": "gumbel"},

@@ -23,9 +23,7 @@ from monge.verify.registry import VERIFIERS
         (TREES, "chain(True)", "depth must be int, such as 3; got True"),
         (TREES, "fixed_width(3)", "must be tuple[int, ...], such as (3, 2, 1, 1); got 3"),
         (DRAFTERS, "ngram(max_ngram=2.5)", "'ngram': max_ngram must be int, such as 16; got 2.5"),
-        (DRAFTERS, "token_recycling(keep=1)", "keep must be bool, such as False; got 1"),
         (DRAFTERS, "head(3)", "head must be PublishedHead | str | Path | None; got 3"),
-        (DRAFTERS, "layer_skip(99)", "layers must be tuple[int, ...] | None; got 99"),
         (CONTROLLERS, "fsm(first='x')", "controller 'fsm': first must be int, such as 4; got 'x'"),
         (CONTROLLERS, "cached_fsm(machine=(4, 1))", "such as (4, 1, 1, 1, 8); got (4, 1)"),
         (VERIFIERS, "layer(inner=3)", "inner must be FlowRule | str | None; got 3"),
@@ -43,16 +41,14 @@ def test_wrong_settings_are_refused(room, text, message):
 
 def test_options_of_the_engine_are_no_settings():
     assert list(DRAFTERS.settings("model")) == ["top_k"]
-    assert list(DRAFTERS.settings("layer_skip")) == ["layers", "num_layers", "top_k"]
-    assert "target" in DRAFTERS.options("layer_skip")
+    assert list(DRAFTERS.settings("head")) == ["head", "top_k"]
+    assert "target" in DRAFTERS.options("head")
 
 
 def test_values_of_the_declared_type_are_kept():
     assert TREES.parse("fixed_width([2, 1])") == FixedWidth((2, 1))
     assert TREES.make("chain", depth=2) == Chain(2)
-    assert CONTROLLERS.parse("confidence_threshold(threshold=1)") == CONTROLLERS.make(
-        "confidence_threshold", threshold=1
-    )
+    assert CONTROLLERS.parse("cached_fsm(rate=1)") == CONTROLLERS.make("cached_fsm", rate=1)
     assert CONTROLLERS.parse("fixed(max_depth=None)") == CONTROLLERS.make("fixed")
 
 

@@ -35,14 +35,11 @@ TREES_OF_KIND = (
     "fixed_width((2, 1), 'without_replacement')",
     "fixed_width((3, 1), 'top')",
     "fixed_width((3, 1), 'mixed')",
-    "fixed_width((2, 2), 'hub')",
     "fixed_width((2, 1), 'temperatures')",
-    "fixed_width((2, 1), 'systematic')",
     "fixed_width((2, 1), 'shared')",
     "paths(2, 2)",
     "best_first(4, 2, 2)",
     "eagle2(6, 2, 2)",
-    "sequoia(4, 2)",
 )
 """A tree of every builder, and of every way of drawing children."""
 

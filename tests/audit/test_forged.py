@@ -41,14 +41,13 @@ pytestmark = pytest.mark.usefixtures("unchecked_types")
 CHAIN = combined("chain(3)", "block")
 PLAIN = combined("chain(3)", "block", controller="fixed(max_depth=0)")
 STEADY = ("fixed", "fixed(max_depth=1)", "fsm", "cached_fsm")  # fmt: skip
-POOL = {"drafter": "pool('jacobi(2)', 'model')", "tree": "chain(2)"}
+POOL = {"drafter": "pool('ngram(2)', 'model')", "tree": "chain(2)"}
 READERS = 1
 """The seed of the reader, which nobody else chooses."""
 TIMED: dict[str, dict[str, Any]] = {
     "goodput": {},
     "on_the_fly(probe_prob=0.5)": {},
     "q_learning": {},
-    "confidence_threshold": {},
     "hedge": POOL,
     "linear_selection": POOL,
 }

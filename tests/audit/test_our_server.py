@@ -35,8 +35,6 @@ DRAFTS: dict[str, dict[str, str]] = {
     "model, tree without replacement": {"drafter": "model", "tree": "fixed_width((2, 2))"},
     "model, top tokens": {"drafter": "model", "tree": "fixed_width((2, 2), 'top')"},
     "model, mixed tree": {"drafter": "model", "tree": "fixed_width((2, 2), 'mixed')"},
-    "model, hub pairs": {"drafter": "model", "tree": "fixed_width((2, 2), 'hub')"},
-    "model, systematic": {"drafter": "model", "tree": "fixed_width((2, 2), 'systematic')"},
     "model, shared clocks": {"drafter": "model", "tree": "chain(3, 'shared')"},
     "model, paths": {"drafter": "model", "tree": "paths(3, 2)"},
     "ngram": {"drafter": "ngram(num_draft_tokens=3)"},

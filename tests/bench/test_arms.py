@@ -159,18 +159,13 @@ def test_a_head_stands_where_a_draft_model_would(head_pair, plain):
         assert arm.decode(head_pair, asked).token_ids == plain, arm.name
 
 
-READS_TEXT = ["suffix", "token_recycling", "lookahead", "jacobi"]
-
-
-@pytest.mark.parametrize(
-    "drafter", ["head", "pool('ngram', 'head')", *READS_TEXT, "layer_skip(num_layers=1)"]
-)
+@pytest.mark.parametrize("drafter", ["head", "pool('ngram', 'head')", "suffix"])
 def test_every_drafter_makes_an_arm(head_pair, plain, drafter):
     arm = named_arm(f"mine: drafter={drafter}")
     asked = call(head_pair, ["The sea was calm"])
     first, again = (arm.decode(head_pair, asked) for _ in range(2))
     assert first.token_ids == again.token_ids == plain
-    assert (arm.components is None) == (drafter in READS_TEXT)
+    assert (arm.components is None) == (drafter == "suffix")
     # The other arms' target keeps no hidden states for this one, and is not asked for any.
     kept = arm.components
     assert kept is None or kept.target is not head_pair.target_model

@@ -156,15 +156,15 @@ def test_heads_and_other_drafters_are_timed_and_tried_where_the_target_runs(
     run, tune, tiny_paths, tmp_path
 ):
     head = medusa(32, 4096).write(tmp_path / "medusa")
-    asked = ["--draft", head, "--drafter", "jacobi", "--drafter", "pool('ngram', 'head')"]
+    asked = ["--draft", head, "--drafter", "suffix(width=1)", "--drafter", "pool('ngram', 'head')"]
     asked += ["--max-new-tokens", 4, "--json"]
     files = ("--prompts", tmp_path / "mine.txt", "--out", tmp_path / "run.mlog")
     result = run("replay", "record", "--target", tiny_paths[0], *asked, *files)
     assert result.exit_code == 0, result.stderr
     timed = json.loads(result.stdout.splitlines()[-1])["costs"]
-    assert timed == ["head", "jacobi", "ngram", "none"]
+    assert timed == ["head", "ngram", "none", "suffix"]
     _, document, _ = tune(*asked)
-    tried = {"none", "ngram", "head", "jacobi", "pool", "suffix", "token_recycling"}
+    tried = {"none", "ngram", "head", "pool", "suffix"}
     assert drafters(document) == tried
     assert not document["refused"]
 

@@ -3,7 +3,6 @@
 import pytest
 
 from monge.control.base import PromptReader, RoundInfo, SharedState
-from monge.control.confidence_threshold import ConfidenceThreshold, best_threshold
 from monge.control.fsm import CachedFsm, Fsm
 from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS, DEPTH_CONTROLLERS
@@ -41,40 +40,6 @@ def test_cached_fsm_hits_misses_and_forgets() -> None:
     assert plan(state) == plan_one(controller, state, TapeDraws([])).max_depth == state.window
 
 
-def test_threshold_fit() -> None:
-    clean = [(0.9, True), (0.8, True), (0.7, True), (0.4, False), (0.3, False), (0.2, False)]
-    assert best_threshold(clean) == 0.7
-    assert best_threshold([(0.9, False), (0.9, True), (0.1, True)]) == 0.1
-    assert best_threshold([(0.9, False), (0.5, False), (0.5, True)]) == 0.5
-
-    def brute(samples: list[tuple[float, bool]]) -> float:
-        accepted, rejected = [p for p, hit in samples if hit], [p for p, hit in samples if not hit]
-        cost = lambda t: (  # noqa: E731
-            sum(p >= t for p in rejected) / len(rejected)
-            + 3 * sum(p < t for p in accepted) / len(accepted)
-        )
-        return min(sorted({p for p, _ in samples}, reverse=True), key=cost)
-
-    probs = (0.95, 0.6, 0.55, 0.5, 0.45, 0.2, 0.1, 0.05)
-    mixed = [(prob, place in {0, 2, 3, 5}) for place, prob in enumerate(probs)]
-    assert best_threshold(mixed) == brute(mixed)
-
-
-def test_threshold_is_refitted_from_six_tokens_of_both_kinds() -> None:
-    controller = ConfidenceThreshold(threshold=0.4)
-    state = controller.update(
-        controller.init(SharedState()), chain_round(5, 5, token_probs=(0.9, 0.8, 0.9, 0.8, 0.7))
-    )
-    assert state.threshold == 0.4
-    state = controller.update(state, chain_round(3, 0, token_probs=(0.3, 0.2, 0.1)))
-    assert state.samples[-1] == (0.3, False)  # what lies behind a rejection says nothing
-    assert state.threshold == 0.7
-    assert plan_one(controller, state, TapeDraws([])).min_token_prob == 0.7
-    never = ConfidenceThreshold(threshold=0.0)
-    state = never.update(never.init(SharedState()), chain_round(8, 7, token_probs=(0.5,) * 8))
-    assert state.threshold == 0.0
-
-
 @pytest.mark.parametrize(
     "name", [name for name in DEPTH_CONTROLLERS if "latency" in DEPTH_CONTROLLERS[name].reads]
 )
@@ -100,7 +65,6 @@ def test_costs_are_asked_for(name: str) -> None:
         ("on_the_fly(probe_tokens=0)", "probe_tokens must be at least 1; got 0"),
         ("on_the_fly(probe_prob=1.5)", r"probe_prob must lie in \[0, 1\]"),
         ("on_the_fly(prior=(-1, 0))", "prior must be at least 0; got -1"),
-        ("confidence_threshold(threshold=2)", r"threshold must lie in \[0, 1\]"),
         ("q_learning(windows=())", "windows must be different numbers"),
         ("goodput(max_window=0)", "max_window must be at least 1; got 0"),
         ("goodput(first_cooldown=64, last_cooldown=32)", r"must lie in \[1, 32\]; got 64"),

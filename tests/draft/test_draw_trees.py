@@ -130,11 +130,8 @@ def test_requests_of_several_rules_and_depths(device, tree, rules):
     check_equal(found, drafted(own, tree, rules, plans))
 
 
-@pytest.mark.parametrize(
-    "plan", [DraftPlan(max_nodes=5), DraftPlan(min_token_prob=0.05)], ids=["cut", "confident"]
-)
-def test_trees_that_depend_on_more_than_their_shape_are_drawn_by_levels(device, plan):
-    own, tree = exact_network(), FixedWidth((3, 2))
+def test_trees_that_a_plan_cuts_are_drawn_by_levels(device):
+    own, tree, plan = exact_network(), FixedWidth((3, 2)), DraftPlan(max_nodes=5)
     found = drafted(copy.deepcopy(own).to(device), tree, SamplingRules(), [plan] * 3)
     assert sum(pretend.waits.values()) > 1
     check_equal(found, drafted(own, tree, SamplingRules(), [plan] * 3))

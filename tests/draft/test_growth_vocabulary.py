@@ -18,7 +18,7 @@ VOCAB = 11
 def growth(rules, draft_ids):
     return TreeExpansion(
         context=Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=rules),
-        plan=DraftPlan(min_token_prob=0.0),
+        plan=DraftPlan(),
         draws=SeededDraws(3),
         builder=TREES.parse("fixed_width((3,), 'without_replacement')"),
         rules=rules,
@@ -43,12 +43,10 @@ def test_trees_are_equal(rules):
     narrow.grow(logits)
     whole.grow(wide)
     assert narrow.draft(None).tree.token_ids == whole.draft(None).tree.token_ids
-    assert narrow.token_probs == whole.token_probs
 
 
-@pytest.mark.parametrize("min_token_prob", [0.01, None])
 @pytest.mark.parametrize("tree", ["fixed_width((2, 2), 'top')", "paths(4, 3)"])
-def test_a_threshold_is_asked_about_the_nodes_that_have_a_law(tree, min_token_prob):
+def test_nodes_without_a_law_have_no_children(tree):
     class NotFinite(TabularModel):
         def extend(self, blocks):
             logits = super().extend(blocks)
@@ -57,13 +55,12 @@ def test_a_threshold_is_asked_about_the_nodes_that_have_a_law(tree, min_token_pr
 
     drafter = ModelDrafter(model=NotFinite(RandomTable(2, 23), 2), tree=TREES.parse(tree))
     context = Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=SamplingRules())
-    plan, states = DraftPlan(min_token_prob=min_token_prob), drafter.open([context])
+    states = drafter.open([context])
     with pytest.warns(UserWarning, match="draft model, request 0: logits are not finite"):
-        (draft,) = drafter.draft([context], states, [plan], [SeededDraws(0)])
+        (draft,) = drafter.draft([context], states, [DraftPlan()], [SeededDraws(0)])
     drawn = draft.tree
     first = [node for node in range(1, drawn.num_nodes) if drawn.depths[node] == 1]
     assert {drawn.token_ids[node]: bool(drawn.candidates[node]) for node in first} == {
         0: True,
         1: False,
     }
-    assert all(1 not in path[:-1] for path in draft.token_probs)

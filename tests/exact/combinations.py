@@ -71,9 +71,8 @@ WAYS: Final = (
         "mixed(0)",
         "mixed",
         "mixed(2)",
-        "hub",
     ),
-    *("temperatures((0.7, 1.6))", "systematic", "systematic(top=2)"),
+    "temperatures((0.7, 1.6))",
 )
 """How children are drawn."""
 
@@ -146,12 +145,10 @@ class Shape:
 def _texts(builder: str, way: str, widths: Text) -> list[str]:
     """A builder's trees of about these widths."""
     depth, width = len(widths), max(widths)
-    chances = (0.5, 0.3, 0.1, 0.05)[:width]
     texts = {
         "chain": [f"chain({depth}, {way!r})"],
         "fixed_width": [f"fixed_width({widths}, {way!r})"],
         "paths": [f"paths({width}, {depth})"],
-        "sequoia": [f"sequoia({size}, {depth}, {chances}, {way!r})" for size in (2, 3, 5, 6)],
         "pruned": [f"pruned({size}, {widths}, {way!r})" for size in (1, 3)],
     }
     ranked = [
@@ -219,7 +216,6 @@ class Round:
         is_same: Whether the draft model picks its weights as the target does.
         max_nodes: Limit of the round; `None` for the builder's own.
         max_depth: The same.
-        min_token_prob: Ends the draft early.
         rules: The request's sampling rules.
         draft_rules: The draft model's, `None` for the request's.
     """
@@ -232,7 +228,6 @@ class Round:
     is_same: bool = False
     max_nodes: int | None = None
     max_depth: int | None = None
-    min_token_prob: float | None = None
     rules: SamplingRules = SamplingRules()
     draft_rules: SamplingRules | None = None
 
@@ -242,11 +237,9 @@ class Round:
         return DraftPlan(
             max_nodes=self.max_nodes,
             max_depth=self.max_depth,
-            min_token_prob=self.min_token_prob,
         )
 
 
-MIN_TOKEN_PROBS: Final = (0.2, 0.35, 0.5)
 RULES: Final = (
     *[SamplingRules()] * 3,
     *(SamplingRules(temperature=value) for value in (0, 0.6, 1.6)),
@@ -284,7 +277,6 @@ def _round(random: Random, verifier: str, known: dict[str, tuple[Shape, ...]]) -
         if not fits or random.random() < 0.7
         else None,
         max_depth=random.randint(0, shape.max_depth) if random.random() < 0.2 else None,
-        min_token_prob=random.choice(MIN_TOKEN_PROBS) if random.random() < 0.3 else None,
         rules=random.choice(RULES),
         draft_rules=random.choice(RULES) if random.random() < 0.3 else None,
     )

@@ -91,12 +91,6 @@ def test_one_draw_at_each_temperature() -> None:
     assert tempered(q, 1e-310).token_ids.tolist() == [1]
 
 
-def test_a_narrow_node_has_the_hub_alone() -> None:
-    q = dense_law([1, 6, 3, 2])
-    assert children_of("hub", q, 1).draw(TapeDraws([])) == (1,)
-    assert children_of("hub", q, 3).draw(TapeDraws([0.5, 0.0])) == (1, 0)
-
-
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
@@ -117,7 +111,6 @@ def test_a_narrow_node_has_the_hub_alone() -> None:
             "fixed_width((2,), 'temperatures((1, 1.5, 2))')",
             "come in groups of 3 at least.* the widest has 2",
         ),
-        ("chain(2, 'hub')", "come in groups of 2 at least.* the widest has 1"),
         ("fixed_width((3,), 'mixed(fixed=1)')", "'mixed': 'fixed'; did you mean 'num_fixed'"),
         ("fixed_width((3,), 'iid(2)')", "'iid' takes at most 0 settings; got 1"),
         (

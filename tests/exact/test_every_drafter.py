@@ -17,7 +17,6 @@ from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.draft.test_cross_tokenizer import foreign
-from tests.draft.test_layer_skip import Layered
 from tests.heads.toy import random_head
 
 VOCAB = 3
@@ -52,17 +51,11 @@ MADE: dict[str, Callable[[], Components]] = {
     "retokenize": lambda: make_components(
         target(), foreign(), drafter="retokenize(num_own_tokens=2)"
     ),
-    "layer_skip": lambda: make_components(Layered(), drafter="layer_skip", tree="chain(2)"),
     "pool": lambda: make_components(
-        target(), draft_model(), drafter="pool('jacobi(2)', 'model')", tree="chain(2)"
+        target(), draft_model(), drafter="pool('ngram(2)', 'model')", tree="chain(2)"
     ),
     "ngram": lambda: make_components(target(), drafter="ngram(num_draft_tokens=2)"),
     "suffix": lambda: make_components(target(), drafter="suffix(num_nodes=3, depth=2)"),
-    "token_recycling": lambda: make_components(
-        target(), drafter="token_recycling(num_nodes=3, depth=2)"
-    ),
-    "lookahead": lambda: make_components(target(), drafter="lookahead(window=2, ngram=3)"),
-    "jacobi": lambda: make_components(target(), drafter="jacobi(2)"),
     "none": lambda: make_components(target(), drafter="none"),
 }
 

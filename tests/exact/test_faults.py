@@ -169,8 +169,6 @@ MORE_PAIRS = [
     ("fixed_width((2, 1), 'iid')", "multipath_block"),
     ("fixed_width((2, 1), 'without_replacement')", "rrs_without_replacement"),
     ("fixed_width((2, 1), 'without_replacement')", "traversal"),
-    ("fixed_width((2, 1), 'systematic')", "systematic"),
-    ("sequoia(3, 2, (0.5, 0.3), 'iid')", "rrs"),
 ]
 SELECTED = ("best_first(4, 3, 2, 2)", "target_walk")
 WHERE_IT_DRAWS = {("draft", "extend"), ("drafter", "draft"), ("builder", "expand")}
@@ -302,7 +300,7 @@ def make_parts(kind: str, tree: str, verifier: str | None = None) -> Components:
     return make_components(target, drafter=drafter, verifier=verifier)
 
 
-WIDE = [pair for pair in PAIRS + MORE_PAIRS if not pair[0].startswith(("chain", "sequoia"))]
+WIDE = [pair for pair in PAIRS + MORE_PAIRS if not pair[0].startswith("chain")]
 TABLE = {
     "ends": [
         *(("read", *pair, None) for pair in PAIRS + MORE_PAIRS),

@@ -155,7 +155,6 @@ def test_a_seed_gives_its_text_whatever_was_written_before() -> None:
         (DRAFTER, "target_walk", True),
         (DRAFTER, "traversal", False),
         ("suffix(num_nodes=3, depth=2)", "traversal", True),
-        ("token_recycling(keep=True)", "traversal", False),
         (BACK, "target_walk", True),
     ],
 )

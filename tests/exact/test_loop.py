@@ -38,18 +38,11 @@ SHAPES = {
         "fixed_width((2, 2), 'top')",
         "fixed_width((3,), 'greedy_plus_one')",
         "fixed_width((2, 1), 'greedy_plus_one')",
-        "fixed_width((2, 1), 'systematic')",
-        "fixed_width((2, 1), 'hub')",
         "fixed_width((2,), 'temperatures((0.7, 1.6))')",
     ),
     "paths": ("paths(2, 1)",),
     "best_first": ("best_first(3, 2, 2, 2)", "best_first(4, 3, 2, 1)"),
     "eagle2": ("eagle2(3, 2, 2)",),
-    "sequoia": (
-        "sequoia(3, 2, (0.5, 0.3))",
-        "sequoia(2, 2, (0.5, 0.3), 'iid')",
-        "sequoia(3, 2, (0.4, 0.3), 'top')",
-    ),
 }
 CASES = {
     "one token": Case(horizon=1, max_new_tokens=1),
@@ -109,17 +102,8 @@ DEFAULT_LOOPS = {(tree, verifier, DEFAULT_CASE) for tree, verifier in MODEL_COMB
 
 def test_every_registered_part_is_enumerated() -> None:
     assert set(SHAPES) == set(TREES)
-    elsewhere = {
-        "head",
-        "shape",
-        "pool",
-        "token_recycling",
-        "lookahead",
-        "jacobi",
-        "layer_skip",
-        "retokenize",
-        "ensemble",
-    }  # tests/heads and tests/draft
+    # tests/heads and tests/draft
+    elsewhere = {"head", "shape", "pool", "retokenize", "ensemble"}
     assert {"model", "ngram", "suffix", "none"} == set(DRAFTERS) - elsewhere
     assert {verifier for _, verifier in MODEL_COMBINATIONS} == set(ENUMERABLE)
     # See tests/verify; some with settings below.
@@ -256,8 +240,6 @@ def test_neighbours_in_the_batch_change_nothing(slot: int) -> None:
             "rrs_without_replacement",
             marks=pytest.mark.slow,
         ),
-        ("fixed_width((2, 1), 'systematic')", "systematic"),
-        ("fixed_width((2, 1), 'hub')", "spechub"),
         pytest.param("paths(2, 1)", "multipath_block", marks=pytest.mark.slow),
         ("best_first(4, 3, 2, 1)", "target_walk"),
         ("chain(2)", "block"),

@@ -53,7 +53,6 @@ def test_paths_are_promised_where_the_plan_ends_none() -> None:
         (DraftPlan(), PathDraws),
         (DraftPlan(max_nodes=5), Iid),
         (DraftPlan(max_nodes=3, max_depth=1), PathDraws),
-        (DraftPlan(min_token_prob=0.1), PathDraws),  # each node for itself
     ):
         tree, law = GrowingTree(0), dense_law([2, 3, 5])
         Paths(3, 2).expand(tree, (0,), (law,), plan, TapeDraws([0.3, 0.3, 0.9]))

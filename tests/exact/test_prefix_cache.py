@@ -10,7 +10,6 @@ from monge.engine.prefix_cache import PrefixCache
 from monge.testing.decoding import Case, target_law
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
-from tests.draft.test_layer_skip import Layered
 from tests.engine.laws import session
 from tests.exact.test_every_drafter import MADE, VOCAB, target
 
@@ -72,18 +71,12 @@ def resized():
     return make_components(target(), draft, tree="chain(2)"), draft.resized
 
 
-def layer_skip():
-    whole, draft = Layered(), draft_table()
-    whole.layer_subset, whole.subsets = lambda layers: draft, [draft]
-    return make_components(whole, drafter="layer_skip", tree="chain(2)"), draft
-
-
 def model():
     parts = make_components(target(), draft_table(), tree="chain(2)")
     return parts, parts.draft_models[0]
 
 
-@pytest.mark.parametrize("make", [model, layer_skip, resized])
+@pytest.mark.parametrize("make", [model, resized])
 def test_draft_models_do_not_read_it_again_either(make):
     prompt, counts = (0, 1, 2) * 9, []
     parts, draft = make()

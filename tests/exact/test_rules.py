@@ -6,7 +6,6 @@ from hypothesis import given, settings
 
 from monge.core.law import DenseLaw, Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
-from monge.core.systematic import Systematic
 from monge.testing.oracle import exact_law, law_error
 from monge.verify.base import NodeRule, unsupported_reason
 from monge.verify.registry import VERIFIERS
@@ -27,7 +26,7 @@ def proposals(q: Law) -> list[Proposal]:
         Iid(q, 2),
         Iid(q, 3),
     ]
-    made += [WithoutReplacement(q, 2), WithoutReplacement(q, 3), Systematic(q, 2), Systematic(q, 3)]
+    made += [WithoutReplacement(q, 2), WithoutReplacement(q, 3)]
     rest = q.without(q.top(1)[0])
     if rest is not None:
         made += [Mixed(q.top(1), rest, 1), Mixed(q.top(1), rest, 2)]
@@ -76,7 +75,7 @@ def width_of(proposal: Proposal) -> int:
         return len(proposal.token_ids)
     if isinstance(proposal, Mixed):
         return len(proposal.fixed) + proposal.width
-    assert isinstance(proposal, Iid | WithoutReplacement | Systematic)
+    assert isinstance(proposal, Iid | WithoutReplacement)
     return proposal.width
 
 

@@ -1,4 +1,4 @@
-"""Draft laws cut to their most probable tokens and declared as such, and systematic draws, in the real loop."""
+"""Draft laws cut to their most probable tokens and declared as such, in the real loop."""
 
 import pytest
 
@@ -29,7 +29,6 @@ def error(case: Case, **parts: object) -> float:
         ("chain(2)", "single_draft"),
         ("fixed_width((2,), 'iid')", "k_seq"),
         ("fixed_width((2, 1))", "rrs_without_replacement"),
-        ("fixed_width((3,), 'systematic')", "systematic"),
         ("fixed_width((3,), 'mixed')", "rrs"),
         ("best_first(3, 2, 2, 2)", "target_walk"),
     ],
@@ -67,14 +66,12 @@ def test_a_truncation_that_is_not_declared_is_seen(verifier: str) -> None:
         ({"draft_top_k": 2, "drafter": "ngram"}, "drafter 'ngram' takes no"),
         ({"draft_top_k": 2, "drafter": "model(top_k=3)"}, "drafter 'model': top_k is given twice"),
         (
-            {"tree": "fixed_width((2,), 'systematic(0)')"},
-            "exponent must be finite and above 0; got 0",
+            {"tree": "fixed_width((2,), 'temperatures((1,), temperatures=(1,))')"},
+            "temperatures is given twice",
         ),
-        ({"tree": "fixed_width((2,), 'systematic(top=0)')"}, "top must be at least 1"),
-        ({"tree": "fixed_width((2,), 'systematic(1.0, exponent=1.0)')"}, "exponent is given twice"),
         (
-            {"tree": "fixed_width((2,), 'systematic')", "verifier": "rrs"},
-            "these are drawn as Systematic; legal here: .*systematic",
+            {"tree": "fixed_width((2,), 'temperatures')", "verifier": "k_seq"},
+            "these are drawn as Independent; legal here: .*canonical",
         ),
     ],
 )

@@ -32,7 +32,7 @@ PROMPT: Text = (0,)
 VOCAB = 3
 ALL = [*verifiers(), "optimal", "gumbel", "layer('optimal')"]
 WAYS = (
-    *("iid", "without_replacement", "top", "greedy_plus_one", "mixed(1)", "hub", "systematic"),
+    *("iid", "without_replacement", "top", "greedy_plus_one", "mixed(1)"),
     *("temperatures((0.7, 1.6))", "shared"),
 )
 SHAPES = ["chain(3)", "paths(2, 3)", "paths(3, 2)"]

@@ -16,14 +16,14 @@ from jaxtyping import Float64
 
 from monge.core.draws import Draws
 from monge.core.law import Law, SparseLaw, residual, tempered
-from monge.core.proposal import Deterministic, HubPairs, Iid, Proposal, WithoutReplacement
+from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.transport.canonical import PairSelection, truncated_program
 from monge.verify.base import NodeRule
+from monge.verify.greedy import Greedy
 from monge.verify.k_seq import divisors
 from monge.verify.rrs import Rrs
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft
-from monge.verify.spechub import SpecHub
 from tests.kit.banks import OfIid, law_of, masses_of
 
 Make = Callable[[Law], Proposal]
@@ -168,18 +168,18 @@ class PerturbedProgram(OfIid):
 
 
 @dataclass(frozen=True, slots=True)
-class SpecHubShortcut(NodeRule):
-    """SpecHub's released code: the hub is accepted at once where the target is almost certain of it."""
+class CertainShortcut(NodeRule):
+    """SpecHub's released code: a fixed candidate is accepted at once where the target is almost certain of it."""
 
-    accepts = frozenset[type[Proposal]]({HubPairs})
+    accepts = frozenset[type[Proposal]]({Mixed})
 
     def emit(
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
     ) -> int:
-        assert isinstance(proposal, HubPairs)
-        if target_law.prob(proposal.hub) > 1.0 - 1e-3:
-            return proposal.hub
-        return SpecHub().emit(target_law, proposal, candidates, draws)
+        assert isinstance(proposal, Mixed)
+        if target_law.prob(proposal.fixed[0]) > 1.0 - 1e-3:
+            return proposal.fixed[0]
+        return Greedy().emit(target_law, proposal, candidates, draws)
 
 
 @dataclass(frozen=True, slots=True)

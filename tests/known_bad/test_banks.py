@@ -6,30 +6,30 @@ from monge.core.errors import LawError
 from monge.core.law import DenseLaw
 from monge.core.proposal import (
     Deterministic,
-    HubPairs,
     Iid,
     PathDraws,
     Proposal,
     WithoutReplacement,
 )
+from monge.draft.tree.children import children_of
 from monge.testing.oracle import exact_law
 from monge.transport.closed_forms import k_seq_constants
 from monge.verify.base import NodeRule, Verifier
 from monge.verify.block import Block
+from monge.verify.greedy import Greedy
 from monge.verify.multipath_block import MultipathBlock
 from monge.verify.registry import VERIFIERS
 from monge.verify.rrs import Rrs
 from monge.verify.single_draft import SingleDraft
-from monge.verify.spechub import SpecHub
 from monge.verify.traversal import Traversal
 from tests.kit.banks import bank, certain_bank, near_bank
 from tests.kit.known_bad import BonusLeftOut, TokenLevelResidual
 from tests.kit.known_bad_nodes import (
     HARMLESS_NODES,
     KNOWN_BAD_NODES,
+    CertainShortcut,
     Mutant,
     SmallResidualDropped,
-    SpecHubShortcut,
 )
 from tests.kit.strategies import dense_law
 from tests.verify.acceptance import EXACT
@@ -64,8 +64,11 @@ def test_a_rule_that_has_nothing_left_to_emit_has_a_law(name: str) -> None:
         assert distance(mutant, p, p) <= 1.0
 
 
-def test_a_shortcut_for_an_almost_certain_hub_is_seen() -> None:
-    shortcut, exact = (Mutant(rule=rule, drawn=HubPairs) for rule in (SpecHubShortcut(), SpecHub()))
+def test_a_shortcut_for_an_almost_certain_token_is_seen() -> None:
+    shortcut, exact = (
+        Mutant(rule=rule, drawn=lambda q: children_of("greedy_plus_one", q, 2))
+        for rule in (CertainShortcut(), Greedy())
+    )
     assert all(distance(shortcut, p, q) > SEEN for p, q in certain_bank())
     assert max(distance(exact, p, q) for p, q in certain_bank()) < EXACT
     assert max(distance(shortcut, p, q) for p, q in bank()) < EXACT  # it is never taken there
@@ -121,7 +124,6 @@ def test_equal_laws_are_no_edge(name: str) -> None:
         Iid(EQUAL, 1),
         Iid(EQUAL, 2),
         WithoutReplacement(EQUAL, 2),
-        HubPairs(EQUAL),
     )
     for proposal in kinds:
         if (

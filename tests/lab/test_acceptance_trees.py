@@ -75,8 +75,6 @@ DRAFTINGS = [
     "without_replacement",
     "greedy_plus_one",
     "top",
-    "systematic",
-    "hub",
     "temperatures",
 ]
 

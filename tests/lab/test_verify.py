@@ -36,7 +36,7 @@ def test_every_rule_is_timed_or_says_why_not():
         (one["rule"], one["width"]): one["skipped"] for one in document["cells"] if "skipped" in one
     }
     assert "at most 1" in skipped["block", 2]
-    assert "start at width 2" in skipped["spechub", 1]
+    assert "start at width 2" in skipped["canonical", 1]
     measured = {one["rule"] for one in document["cells"] if "ratio" in one}
     assert measured >= set(VERIFIERS)
     assert document["provenance"]["argv"] == sys.argv
@@ -46,7 +46,7 @@ def test_every_rule_is_timed_or_says_why_not():
     ("tree", "nodes", "timed"),
     [
         ("chain(2)", 2, {"single_draft", "block", "layer"}),
-        ("fixed_width((2, 1), 'systematic')", 4, {"target_walk", "systematic", "gumbel", "layer"}),
+        ("fixed_width((2, 1), 'temperatures')", 4, {"target_walk", "gumbel", "layer"}),
         ("best_first(3, 2, 2)", 3, {"target_walk", "traversal"}),
     ],
 )

@@ -161,9 +161,8 @@ def test_what_ended_helps_others_if_asked_for():
     ("settings", "message"),
     [
         ({"drafter": "suffix"}, r"single chains; make it a chain, as in suffix\(width=1\)"),
-        ({"drafter": "token_recycling"}, "most probable tokens, which vLLM does not pass on"),
         ({"drafter": "model"}, "'model' needs a network"),
-        ({"drafter": "pool('ngram', 'layer_skip')"}, "'layer_skip' needs a network"),
+        ({"drafter": "pool('ngram', 'head')"}, "'head' needs a network"),
         ({"drafter": "sufix(width=1)"}, "did you mean 'suffix'"),
         ({"controller": "goodput"}, "reads clocks"),
         ({"controler": "fsm"}, "did you mean 'controller'"),

@@ -32,7 +32,6 @@ def greedy_ids(network, plain):
         {"drafter": "none"},
         {"drafter": "ngram(min_ngram=1)"},
         {"drafter": "suffix"},
-        pytest.param({"drafter": "layer_skip"}, marks=pytest.mark.slow),
     ],
     ids=lambda parts: parts["drafter"],
 )

@@ -2,7 +2,6 @@
 
 import pytest
 
-from monge.draft.tree.fixed_width import Chain
 from monge.replay.costs import RoundCosts
 from monge.replay.log import UnavailableError
 from monge.replay.simulate import simulate
@@ -71,16 +70,6 @@ def test_enough_tokens_answer_everything():
             {"tree": "fixed_width((2,), 'iid')", "verifier": "layer"},
             None,
             "replay knows Block, .*TargetWalk, Traversal",
-        ),
-        (
-            {"tree": Chain(2), "verifier": "block", "controller": "confidence_threshold"},
-            None,
-            "below a rejected token depends",
-        ),
-        (
-            {"tree": "chain(2)", "verifier": "single_draft", "controller": "confidence_threshold"},
-            1,
-            "needs complete target laws; log without --top",
         ),
     ],
 )

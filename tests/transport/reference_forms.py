@@ -107,30 +107,6 @@ def greedy_acceptance(p: Vector, q: Vector, width: int) -> float:
     return top if rest is None else top + float(np.minimum(p, rest).sum())
 
 
-def spechub_acceptance(p: Vector, q: Vector) -> float:
-    """SpecHub's pairs with the hub a = argmax q.
-
-    What its four tests take from p (arXiv 2411.05289).
-
-    A residual token is in no undecided pair: what a test leaves of it means that the test accepted
-    it for certain.
-    """
-    p, q = _checked(p, q)
-    hub = int(q.argmax())
-    first = q.copy()  # Q(i, a)
-    first[hub] = 0.0
-    if not first.any():
-        raise LawError(
-            f"hub pairs: the draft law is the point mass at token {hub}; there is no pair to draw"
-        )
-    second = q[hub] * first / first.sum()  # Q(a, i)
-    after_first = np.maximum(p - first, 0.0)
-    left = np.maximum(after_first - second, 0.0)
-    for refused in (np.maximum(second - after_first, 0.0), np.maximum(first - p, 0.0)):
-        left[hub] = max(left[hub] - float(refused.sum()), 0.0)
-    return 1.0 - float(left.sum())
-
-
 def block_acceptance(target: Tabular, draft: Tabular, *, depth: int) -> float:
     """E[tau] of Block Verification, the multi-step optimum of one path (Sun et al., arXiv 2403.10444).
 

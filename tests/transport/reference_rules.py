@@ -71,34 +71,6 @@ def naive_tree(p, q):
     return lambda candidate_ids: emit(p, candidate_ids[:1], steps)
 
 
-def spechub(p, q):
-    hub = int(q.argmax())
-    others = np.array([0.0 if token == hub else mass for token, mass in enumerate(q)])
-    hub_second, hub_first = others, q[hub] * others / others.sum()
-
-    def law(candidate_ids):
-        left, out, open_mass = p.copy(), np.zeros_like(p), 1.0
-        is_hub_first = candidate_ids[0] == hub
-        token = candidate_ids[1] if is_hub_first else candidate_ids[0]
-        refused = []
-        for hub_leads, pair_law in ((False, hub_second), (True, hub_first)):
-            if hub_leads == is_hub_first:
-                accept = min(1.0, left[token] / pair_law[token])
-                out[token] += open_mass * accept
-                open_mass *= 1.0 - accept
-            refused.append(positive(pair_law - left)[others > 0].sum())
-            left = np.where(others > 0, positive(left - pair_law), left)
-        for hub_leads, mass in ((True, refused[1]), (False, refused[0])):
-            if hub_leads == is_hub_first and open_mass > 0.0:
-                accept = min(1.0, left[hub] / mass)
-                out[hub] += open_mass * accept
-                open_mass *= 1.0 - accept
-            left[hub] = max(0.0, left[hub] - mass)
-        return out + open_mass * norm(left) if open_mass > 0.0 else out
-
-    return law
-
-
 def acceptance_and_error(problem, rule):
     """P(Y in t) and the largest error of the output law, by enumeration of the tuples."""
     output, accepted = np.zeros_like(problem.target), 0.0

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.core.errors import LawError
-from monge.transport.bounds import greedy_optimum, iid_optimum, without_replacement_optimum
+from monge.transport.bounds import iid_optimum, without_replacement_optimum
 from monge.transport.candidates import CandidateLaw, TransportProblem
 from monge.transport.closed_forms import (
     k_seq_acceptance,
@@ -17,8 +17,6 @@ from monge.transport.closed_forms import (
 )
 from tests.transport import reference_rules as rules
 from tests.transport.reference_forms import (
-    spechub_acceptance,
-    subset_optimum,
     target_walk_acceptance,
 )
 from tests.transport.strategies import EDGES, A, few, half, laws, pairs
@@ -78,23 +76,6 @@ def test_recursive_rejection_with_different_drafts(case):
         p,
         rules.rrs(p, draft_laws),
     )
-
-
-@few
-@given(pairs())
-def test_spechub_attains_the_optimum_of_its_pairs(case):
-    p, q, _ = case
-    if np.count_nonzero(q) < 2:
-        with pytest.raises(LawError, match="no pair to draw"):
-            spechub_acceptance(p, q)
-        return
-    candidates = CandidateLaw.hub_pairs(q)
-    value = spechub_acceptance(p, q)
-    check(value, candidates, p, rules.spechub(p, q))
-    assert value == pytest.approx(
-        subset_optimum(TransportProblem(target=p, candidates=candidates)).acceptance, abs=EXACT
-    )
-    assert value == pytest.approx(greedy_optimum(p, q, 2).acceptance, abs=EXACT)
 
 
 @few

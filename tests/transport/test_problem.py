@@ -8,7 +8,7 @@ from monge.core.errors import LawError, OptionError
 from monge.core.law import DenseLaw, SparseLaw
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
 from monge.transport.candidates import CandidateLaw, TransportProblem
-from tests.transport.strategies import A, half
+from tests.transport.strategies import A
 
 P, Q = A
 DENSE = DenseLaw(torch.tensor(Q))
@@ -42,11 +42,9 @@ def test_without_replacement_is_the_chain_of_conditional_laws():
     assert len(candidates) == 6
 
 
-def test_different_draft_laws_and_hub_pairs():
+def test_different_draft_laws():
     candidates = as_dict(TransportProblem.from_draft_laws(P, [Q, P]).candidates)
     assert candidates[0, 2] == pytest.approx(0.2 * 0.2)
-    hub = as_dict(CandidateLaw.hub_pairs(Q))
-    assert hub == pytest.approx({(0, 2): 0.2, (1, 2): 0.3, (2, 0): 0.2, (2, 1): 0.3})
 
 
 def test_inclusion():
@@ -95,7 +93,6 @@ def test_bad_targets(target, message):
         ),
         (lambda: CandidateLaw.mixed((2,), Q, 1), r"mass to fixed candidates \[2\]"),
         (lambda: CandidateLaw.mixed((3,), Q, 1), r"fixed candidates \[3\] are outside"),
-        (lambda: CandidateLaw.hub_pairs(half(tokens=3, inside=1)), "no pair to draw"),
         (lambda: CandidateLaw.from_proposal(3, Arbitrary((0,))), "no declared law"),
         (
             lambda: CandidateLaw.from_proposal(2, Iid(SPARSE, 1)),

@@ -1,11 +1,7 @@
 """Tree builders against their definitions, on small tables."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from monge.core.context import DraftPlan
 from monge.core.draws import TapeDraws
@@ -14,7 +10,6 @@ from monge.core.law import DenseLaw
 from monge.core.tree import GrowingTree, TokenTree
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.best_first import BestFirst, Eagle2
-from monge.draft.tree.sequoia import Sequoia, Shape, best_shape
 from monge.testing.tabular import RandomTable
 
 VOCAB = 4
@@ -90,72 +85,6 @@ def _strings(depth: int) -> list[tuple[int, ...]]:
         if depth == 0
         else [(*path, token) for path in _strings(depth - 1) for token in range(VOCAB)]
     )
-
-
-def shapes(num_nodes: int, depth: int, width: int) -> Iterator[Shape]:
-    """Every static tree with so many drafted nodes."""
-    if num_nodes == 0:
-        yield Shape()
-    elif depth > 0:
-        for children in forests(num_nodes, depth, width):
-            yield Shape(children)
-
-
-def forests(num_nodes: int, depth: int, width: int) -> Iterator[tuple[Shape, ...]]:
-    if num_nodes == 0:
-        yield ()
-    elif width > 0:
-        for first in range(1, num_nodes + 1):
-            for head in shapes(first - 1, depth - 1, 3):
-                for tail in forests(num_nodes - first, depth, width - 1):
-                    yield (head, *tail)
-
-
-@given(
-    weights=st.tuples(*(st.integers(0, 9) for _ in range(4))).filter(
-        lambda weights: sum(weights[:3]) > 0
-    ),
-    num_nodes=st.integers(1, 5),
-    depth=st.integers(1, 4),
-)
-def test_sequoia_equals_enumeration(weights: tuple[int, ...], num_nodes: int, depth: int) -> None:
-    acceptance = tuple(weight / sum(weights) for weight in weights[:3])
-    best = max(
-        shape.expected_tokens(acceptance)
-        for size in range(num_nodes + 1)
-        for shape in shapes(size, depth, 3)
-    )
-    shape = best_shape(num_nodes, depth, acceptance)
-    assert shape.expected_tokens(acceptance) == pytest.approx(best, abs=1e-12)
-    assert shape.num_nodes <= num_nodes + 1
-    assert shape.depth <= depth
-
-
-def test_sequoia_builds_its_shape_and_shrinks_with_the_plan() -> None:
-    builder = Sequoia(8, 3, (0.5, 0.3, 0.1))
-    shape = builder.shape(DraftPlan())
-    tree = build(builder, 1, tape=[0.3] * 30)
-    assert tree.num_nodes == shape.num_nodes
-    assert [len(tree.candidates[0])] == [len(shape.children)]
-    first_sizes = [
-        sum(1 for node in range(1, tree.num_nodes) if tree.path(node)[0] == child)
-        for child in tree.candidates[0]
-    ]
-    assert first_sizes == [child.num_nodes for child in shape.children]
-    for plan in (
-        DraftPlan(max_nodes=3),
-        DraftPlan(max_depth=1),
-        DraftPlan(max_depth=2, max_nodes=5),
-    ):
-        small = build(builder, 1, plan, [0.3] * 30)
-        assert small.num_nodes - 1 <= plan.nodes(99)
-        assert max(small.depths) <= plan.depth(99)
-
-
-@pytest.mark.parametrize("acceptance", [(), (0.6, 0.5), (0.5, -0.1), (float("nan"),)])
-def test_sequoia_refuses_chances_that_are_none(acceptance: tuple[float, ...]) -> None:
-    with pytest.raises(OptionError, match="sequoia: acceptance lists the chance"):
-        Sequoia(acceptance=acceptance)
 
 
 def test_sizes_are_checked() -> None:

@@ -14,8 +14,7 @@ from monge.core.clocks import SharedClocks
 from monge.core.draws import RequestDraws
 from monge.core.errors import LawError, OptionError
 from monge.core.law import DenseLaw
-from monge.core.proposal import Deterministic, HubPairs, Iid, Mixed, Proposal, WithoutReplacement
-from monge.core.systematic import Systematic
+from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.draft.tree.children import CHILDREN, children_of, way_of_drawing
 from monge.testing.oracle import OracleError, exact_law
 from monge.transport.bounds import (
@@ -35,7 +34,6 @@ from monge.transport.closed_forms import (
 from monge.transport.laws import Vector, dense
 from monge.transport.linear_program import solve
 from monge.transport.race import distinct_inclusion
-from monge.transport.systematic import earliest_deadline_first
 
 MAX_ENTRIES_SOLVED: Final = 20_000
 """Most tuples times tokens that the linear program is given: some seconds on one core."""
@@ -49,10 +47,8 @@ MAX_RECURSION: Final = 100_000
 """Most calls of the recursion over rejected tokens: some seconds on one core."""
 
 _OPTIMAL_FOR: Final[Mapping[str, tuple[type[Proposal], ...]]] = {
-    "spechub": (HubPairs,),
-    "systematic": (Systematic,),
     "optimal": (Iid, Mixed),
-    "layer": (Iid, Mixed, HubPairs, Systematic),  # at a single node, its inner rules
+    "layer": (Iid, Mixed),  # at a single node, its inner rules
 }
 """Rules that attain the optimum of these proposals."""
 
@@ -116,14 +112,6 @@ def optimum(p: Vector, proposal: Proposal) -> float | None:
         case Mixed():
             q = dense(proposal.law, p.size)
             best = mixed_optimum(p, proposal.fixed, q, proposal.width).acceptance
-        case Systematic():
-            tokens = {token for candidates in proposal.cells.candidates for token in candidates}
-            sizes = {token: float(p[token]) for token in tokens}
-            best = earliest_deadline_first(proposal.cells, sizes).accepted
-        case HubPairs():  # the hub and one draw from the rest, in an order that needs no look
-            rest = proposal.law.without(proposal.hub)
-            hub = (proposal.hub,)
-            best = optimum(p, Deterministic(hub) if rest is None else Mixed(hub, rest, 1))
         case _:
             best = _solved(p, proposal)
     return best
@@ -230,11 +218,6 @@ def inclusion(proposal: Proposal, num_tokens: int) -> Vector | None:
             q = dense(proposal.law, num_tokens)
             if proposal.width <= 2 or np.count_nonzero(q) <= MAX_RACES:
                 included = distinct_inclusion(q, proposal.width)
-        case Systematic():
-            included = np.zeros(num_tokens)
-            cells = proposal.cells
-            for candidates, length in zip(cells.candidates, cells.lengths, strict=True):
-                included[list(candidates)] += length
         case _:
             pass
     return included

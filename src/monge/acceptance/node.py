@@ -24,14 +24,12 @@ from monge.core.law import DenseLaw, Law, one_hot
 from monge.core.proposal import (
     Arbitrary,
     Deterministic,
-    HubPairs,
     Iid,
     Independent,
     Mixed,
     Proposal,
     WithoutReplacement,
 )
-from monge.core.systematic import Systematic
 from monge.core.tree import GrowingTree
 from monge.testing.oracle import OracleError, exact_law
 from monge.transport.bounds import acceptance_one
@@ -178,10 +176,6 @@ def num_tuples(proposal: Proposal) -> float:
             return 1.0
         case Iid() | Mixed() | SharedClocks() | WithoutReplacement():
             return float(proposal.law.sparse().probs.numel()) ** proposal.width
-        case Systematic():
-            return float(len(proposal.cells.candidates))
-        case HubPairs():
-            return 2.0 * proposal.law.sparse().probs.numel()
         case Independent():
             return math.prod(float(law.sparse().probs.numel()) for law in proposal.laws)
         case _:  # closed forms only

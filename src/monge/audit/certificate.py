@@ -11,7 +11,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,6 @@ from monge.core.files import write_text
 from monge.core.law import DenseLaw, Law, PointLaw, SparseLaw, one_hot
 from monge.core.proposal import Deterministic, PathDraws, Proposal
 from monge.core.proposal_kinds import PROPOSALS
-from monge.core.systematic import SystematicDesign
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 
@@ -140,8 +139,6 @@ def proposal_fields(proposal: Proposal) -> dict[str, Any] | None:
 def _field(value: Any) -> Any:  # noqa: ANN401 (a setting of a proposal)
     if isinstance(value, Law):
         return law_fields(value)
-    if isinstance(value, SystematicDesign):
-        return asdict(value)
     return [_field(entry) for entry in value] if isinstance(value, tuple) else value
 
 
@@ -157,8 +154,6 @@ def proposal_of(stored: Mapping[str, Any] | None, arrays: Arrays) -> Proposal:
             settings[name] = law_of(value, arrays)
         elif name == "laws":
             settings[name] = tuple(law_of(law, arrays) for law in value)
-        elif name == "design":
-            settings[name] = SystematicDesign(**value)
         elif name != "kind":
             settings[name] = _setting(value)
     return KINDS[stored["kind"]](**settings)

@@ -103,7 +103,6 @@ def _controller_of(text: str) -> tuple[AnyController | None, str]:
         controller = CONTROLLERS.parse(text)
     except MongeError:
         return None, "is not known here"
-    # Confidences are rounded, otherwise in a batch than alone.
     seen = sorted(controller.reads - {Reads.ACCEPTED, Reads.TOKENS})
     seen += ["prompts"] * isinstance(controller, PromptReader)
     return (None, f"reads {', '.join(seen)}") if seen else (controller, "")

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from monge.backends.traced import CacheLayer, attend_by_products
-from monge.engine.models.layer_subset import path_of_layers
+from monge.core.errors import UnsupportedModelError
 
 _MOST_PROGRAMS: Final = 1024
 """Programs of one function that torch keeps: kinds of layers by shapes, of all networks."""
@@ -60,7 +60,7 @@ class LayerCompiler:
         Raises:
             UnsupportedModelError: If the layers of the network cannot be told apart.
         """
-        path = ".".join(path_of_layers(network))
+        path = _path_of_layers(network)
         layers: list[Any] = list(network.get_submodule(path).children())
         _merge_products(network, layers)
         attend_by_products(network)
@@ -233,3 +233,29 @@ def _joined(weights: Sequence[Tensor]) -> Tensor:
         for weight, part in zip(weights, whole.split(rows), strict=True):
             weight.data = part
     return whole
+
+
+def _path_of_layers(network: PreTrainedModel) -> str:
+    """Return the name of the list of a network's layers.
+
+    Raises:
+        UnsupportedModelError: If there is no such list, or several.
+    """
+    total = int(network.config.get_text_config().num_hidden_layers)
+    paths = [
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, torch.nn.ModuleList)
+        and len(module) == total
+        and all(map(_has_number, module))
+    ]
+    if len(paths) != 1:
+        raise UnsupportedModelError(
+            f"{type(network).__name__}: one list of {total} numbered layers was expected; found "
+            f"{len(paths)}, so layers cannot be told apart"
+        )
+    return paths[0]
+
+
+def _has_number(module: torch.nn.Module) -> bool:
+    return any(isinstance(getattr(child, "layer_idx", None), int) for child in module.modules())

@@ -35,7 +35,7 @@ SHORTEST: Final = 8
 """Fewest tokens of a text from which anything is concluded."""
 TUNE: Final = "Tuning"
 _tune: Final = panel(TUNE)
-FREE: Final = ("suffix", "token_recycling")
+FREE: Final = ("suffix",)
 """Drafters that need no model and no head, tried besides none and n-grams."""
 PLAIN: Final = Configuration(drafter="none")
 

@@ -24,14 +24,12 @@ class Reads(StrEnum):
     Attributes:
         ACCEPTED: Accepted tokens of finished rounds.
         TOKENS: Committed tokens.
-        CONFIDENCE: The draft network's confidence before a draw.
         LATENCY: Measured times.
         MEMORY: What other requests taught; see `Controller.learn`.
     """
 
     ACCEPTED = "accepted"
     TOKENS = "tokens"
-    CONFIDENCE = "confidence"
     LATENCY = "latency"
     MEMORY = "memory"
 

@@ -36,9 +36,6 @@ class DraftPlan:
     Args:
         max_depth: Deepest node; 0 means no speculation; `None` leaves it to the builder.
         max_nodes: Drafted nodes, the root not counted; `None` leaves it to the builder.
-        min_token_prob: Smallest draft probability at temperature 1 below which drafting goes on. A
-            less probable token stays in the tree, but nothing is drafted below it. Drafters without
-            a network ignore it.
         drafter: Drafter of a pool that drafts; `None` leaves it to the pool. Other drafters ignore
             it.
         model_free_depth: Deepest node of the model-free drafters of a pool, where none is named;
@@ -47,12 +44,11 @@ class DraftPlan:
 
     max_depth: int | None = None
     max_nodes: int | None = None
-    min_token_prob: float | int | None = None
     drafter: str | None = None
     model_free_depth: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_depth", "max_nodes", "model_free_depth", "min_token_prob"):
+        for name in ("max_depth", "max_nodes", "model_free_depth"):
             if (limit := getattr(self, name)) is not None and not limit >= 0:
                 raise OptionError(
                     f"DraftPlan: {name} must be >= 0, or None for no limit; got {limit}"

@@ -287,30 +287,6 @@ class FeatureModel(SequenceModel, Protocol):
 
 
 @runtime_checkable
-class LayeredModel(SequenceModel, Protocol):
-    """A network of layers, some of which can be left out."""
-
-    @property
-    def num_layers(self) -> int:
-        """Number of layers."""
-        ...
-
-    def layer_subset(self, layers: Sequence[int]) -> SequenceModel:
-        """A model of the same weights that runs only these layers and keeps a cache of its own.
-
-        The seconds of its forwards count as this model's.
-
-        Args:
-            layers: Indices from 0, increasing.
-
-        Raises:
-            OptionError: If they are not such indices.
-            UnsupportedModelError: If none of this network's layers can be left out.
-        """
-        ...
-
-
-@runtime_checkable
 class PreparedModel(SequenceModel, Protocol):
     """A network whose programs can be made before there is a text."""
 

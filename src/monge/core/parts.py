@@ -12,7 +12,6 @@ _DEPTH_CONTROLLERS: Final = {
     "fsm": "monge.control.fsm:Fsm",
     "cached_fsm": "monge.control.fsm:CachedFsm",
     "q_learning": "monge.control.q_learning:QLearning",
-    "confidence_threshold": "monge.control.confidence_threshold:ConfidenceThreshold",
 }
 PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     "verifier": {
@@ -24,8 +23,6 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "k_seq": "monge.verify.k_seq:KSeq",
         "greedy": "monge.verify.greedy:Greedy",
         "canonical": "monge.verify.canonical:Canonical",
-        "spechub": "monge.verify.spechub:SpecHub",
-        "systematic": "monge.verify.systematic:EarliestDeadline",
         "gumbel": "monge.verify.gumbel:Gumbel",
         "block": "monge.verify.block:Block",
         "multipath_block": "monge.verify.multipath_block:MultipathBlock",
@@ -38,13 +35,9 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "ensemble": "monge.draft.ensemble:EnsembleDrafter",
         "shape": "monge.draft.shape:ShapeDrafter",
         "retokenize": "monge.draft.retokenize:RetokenizeDrafter",
-        "layer_skip": "monge.draft.layer_skip:LayerSkipDrafter",
         "head": "monge.draft.published_heads:HeadDrafter",
         "ngram": "monge.draft.ngram:NgramDrafter",
         "suffix": "monge.draft.suffix:SuffixDrafter",
-        "token_recycling": "monge.draft.token_recycling:TokenRecyclingDrafter",
-        "lookahead": "monge.draft.lookahead:LookaheadDrafter",
-        "jacobi": "monge.draft.jacobi:JacobiDrafter",
         "pool": "monge.draft.pool:PoolDrafter",
         "none": "monge.draft.base:NoDrafter",
     },
@@ -54,7 +47,6 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "paths": "monge.draft.tree.paths:Paths",
         "best_first": "monge.draft.tree.best_first:BestFirst",
         "eagle2": "monge.draft.tree.best_first:Eagle2",
-        "sequoia": "monge.draft.tree.sequoia:Sequoia",
     },
     "depth controller": _DEPTH_CONTROLLERS,
     "controller": {

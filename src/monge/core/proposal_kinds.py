@@ -6,16 +6,14 @@ from monge.core.clocks import SharedClocks
 from monge.core.proposal import (
     Arbitrary,
     Deterministic,
-    HubPairs,
     Iid,
     Independent,
     Mixed,
     Proposal,
     WithoutReplacement,
 )
-from monge.core.systematic import Systematic
 
 PROPOSALS: Final[tuple[type[Proposal], ...]] = (
     *(Deterministic, Iid, Independent, WithoutReplacement, Mixed),
-    *(HubPairs, Systematic, SharedClocks, Arbitrary),
+    *(SharedClocks, Arbitrary),
 )

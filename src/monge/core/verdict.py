@@ -16,16 +16,12 @@ class Verdict:
         next_token: The token after the path: every round commits `len(path) + 1` tokens.
         next_kind: `correction` after a rejection, `bonus` where nothing was left to reject.
         examined: Number of distinct candidates at each visited node with candidates, in order.
-        successors: The target's most probable next tokens after each node of the tree, most
-            probable first, by its logits alone. Verifiers leave them out; the loop adds as many as
-            the drafter asks for, once the round is committed.
     """
 
     path: tuple[int, ...]
     next_token: int
     next_kind: Literal["correction", "bonus"]
     examined: tuple[int, ...] = ()
-    successors: tuple[tuple[int, ...], ...] = ()
 
     @property
     def num_accepted(self) -> int:
@@ -99,8 +95,6 @@ class StepRecord:
         batch_size: Requests that shared the round.
         times: Stage times of the round.
         context_length: Tokens of the text before the round.
-        token_probs: Probabilities that the draft network gave to the tokens of the accepted path,
-            and on through first candidates to a leaf; empty if the plan has no `min_token_prob`.
         drafter: Drafter of a pool that drafted; `None` without a pool, or if none proposed anything;
             `grammar` for tokens that the request's grammar forced.
         counterfactuals: Tokens that other drafters of a pool would have had accepted in earlier
@@ -118,7 +112,6 @@ class StepRecord:
     batch_size: int = 1
     times: StageTimes = StageTimes()
     context_length: int = 0
-    token_probs: tuple[float, ...] = ()
     drafter: str | None = None
     counterfactuals: tuple[CounterfactualDraft, ...] = ()
     tree: VerifiedTree | None = None

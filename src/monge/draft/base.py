@@ -1,8 +1,8 @@
 """The drafter interface."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from monge.core.context import Context, DraftPlan
@@ -23,16 +23,11 @@ class Draft(Generic[State]):
     Args:
         tree: The tree.
         state: The drafter's state after drawing it.
-        token_probs: Draft probability of each candidate, by its path of tokens, if the plan has a
-            `min_token_prob`.
         drafter: Name of the drafter of a pool that drew it.
     """
 
     tree: TokenTree
     state: State
-    token_probs: Mapping[tuple[int, ...], float] = field(
-        default_factory=dict[tuple[int, ...], float]
-    )
     drafter: str | None = None
 
     @property
@@ -80,8 +75,6 @@ class Capabilities:
             deep as it ends, and a longer text is decoded plainly.
         num_parameters: Parameters that it has beside the networks, such as those of a head.
         num_bytes: Memory of these parameters.
-        num_successors: Number of the target's most probable next tokens that it needs at every node
-            of a finished round; see `Verdict.successors`.
         bytes_per_token: Memory for each token of a text, beside the caches of the networks.
         reads_states: Whether it reads the target's hidden states.
         runs_network: Whether drafting needs forwards of a network. Model-free drafters do not, so
@@ -97,7 +90,6 @@ class Capabilities:
     max_length: int | None = None
     num_parameters: int = 0
     num_bytes: int = 0
-    num_successors: int = 0
     bytes_per_token: int = 0
     reads_states: bool = False
     runs_network: bool = True
@@ -208,7 +200,6 @@ def model_free(
     max_depth: int,
     max_width: int = 1,
     max_nodes: int | None = None,
-    num_successors: int = 0,
     reads_others: bool = False,
 ) -> Capabilities:
     """Return the capabilities of a model-free drafter; see `Capabilities`."""
@@ -218,7 +209,6 @@ def model_free(
         max_depth=max_depth,
         needs_trees=max_width > 1,
         max_nodes=max_depth if max_width <= 1 else max_nodes,
-        num_successors=num_successors,
         runs_network=False,
         reads_others=reads_others,
     )

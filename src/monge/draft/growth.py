@@ -7,7 +7,6 @@ from functools import cache, partial
 from itertools import takewhile
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -100,14 +99,12 @@ class TreeExpansion(Level):
 
     Attributes:
         read: The nodes that the network has read.
-        token_probs: See `Draft.token_probs`.
         drawn: The finished tree, if it was drawn at once. The network has then read its nodes with children.
     """
 
     context: Context
     network: str
     draft_ids: Int64[Tensor, " some"] | None = None
-    token_probs: dict[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
     drawn: TokenTree | FutureTree | None = None
     tree: GrowingTree = field(init=False)
     read: ReadNodes = field(init=False)
@@ -139,7 +136,7 @@ class TreeExpansion(Level):
             drawn: The children, if they are drawn already.
         """
         if drawn is not None:
-            self._attach(drawn.nodes, drawn.laws, logits, drawn)
+            self._expand(drawn.nodes, drawn.laws, drawn)
             return
         laws = dict(zip(self.frontier, laws_from_logits(logits, self.rules), strict=True))
         finite = {node: law for node, law in laws.items() if law is not None}
@@ -149,11 +146,9 @@ class TreeExpansion(Level):
         if not finite:
             self.frontier = ()
             return
-        if len(finite) < len(laws):
-            logits = logits[[row for row, node in enumerate(laws) if node in finite]]
         if (ids := self.draft_ids) is not None:
             finite = {node: renamed(law, ids) for node, law in finite.items()}
-        self._attach(tuple(finite), list(finite.values()), logits, self.draws)
+        self._expand(tuple(finite), list(finite.values()), self.draws)
 
     def attach(self, shape: LevelShape, drawn: DrawnTrees) -> bool:
         """Take a tree that is drawn and read already.
@@ -211,44 +206,12 @@ class TreeExpansion(Level):
     def shape(self, max_depth: int | None) -> LevelShape | None:
         """Return the levels that can be drawn at once, or `None` if each is drawn by itself."""
         builder = self.builder
-        is_free = self.plan.min_token_prob is None and can_peek(self.draws)
-        if not is_free or not isinstance(builder, LevelTree):
+        if not can_peek(self.draws) or not isinstance(builder, LevelTree):
             return None
         return builder.shape(self.plan, self.rules, max_depth)
 
-    def _attach(
-        self,
-        nodes: tuple[int, ...],
-        laws: Sequence[Law],
-        logits: Float[Tensor, "nodes some"],
-        draws: Draws,
-    ) -> None:
+    def _expand(self, nodes: tuple[int, ...], laws: Sequence[Law], draws: Draws) -> None:
         self.frontier = tuple(self.builder.expand(self.tree, nodes, laws, self.plan, draws))
-        if (least := self.plan.min_token_prob) is not None:
-            probs = self._child_probs(nodes, logits)
-            for child, prob in probs.items():
-                path = tuple(self.tree.token_ids[node] for node in self.tree.path(child))
-                self.token_probs[path] = prob
-            # The tokens stay in the tree: to drop a drawn token would bias the output.
-            self.frontier = tuple(child for child in self.frontier if probs[child] >= least)
-
-    def _child_probs(
-        self, nodes: Sequence[int], logits: Float[Tensor, "nodes some"]
-    ) -> dict[int, float]:
-        """Return the probability of each child of the nodes at temperature 1."""
-        row_of = {
-            child: row for row, node in enumerate(nodes) for child in self.tree.candidates(node)
-        }
-        if not row_of:
-            return {}
-        token_ids = [self.tree.token_ids[child] for child in row_of]
-        rows, tokens = (
-            torch.tensor(values).to(logits.device, non_blocking=True)
-            for values in (list(row_of.values()), token_ids)
-        )
-        if self.draft_ids is not None:
-            tokens = torch.searchsorted(self.draft_ids, tokens)
-        return dict(zip(row_of, logits.softmax(dim=-1)[rows, tokens].tolist(), strict=True))
 
     def draft(self, state: State) -> AnyDraft[State]:
         """Return the draft with the tree, which is finished or on its way.
@@ -259,7 +222,7 @@ class TreeExpansion(Level):
         if isinstance(self.drawn, FutureTree):
             return FutureDraft(self.drawn, state)
         tree = self.drawn or self.builder.finish(self.tree, self.plan)
-        return Draft(tree, state, self.token_probs)
+        return Draft(tree, state)
 
 
 def expansions(

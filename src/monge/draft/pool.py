@@ -134,7 +134,6 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             max_length=_largest(can.max_length for can in every),
             num_parameters=sum(can.num_parameters for can in every),
             num_bytes=sum(can.num_bytes for can in every),
-            num_successors=max(can.num_successors for can in every),
             bytes_per_token=sum(can.bytes_per_token for can in every),
             reads_states=any(can.reads_states for can in every),
             runs_network=any(can.runs_network for can in every),

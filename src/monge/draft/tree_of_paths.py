@@ -41,14 +41,3 @@ def tree_of_paths(
             grown = tree.grow(node_of[above], Deterministic(tuple(tokens)), draws)
             node_of |= {(*above, token): node for token, node in zip(tokens, grown, strict=True)}
     return tree.finish()
-
-
-def node_at(tree: TokenTree, path: Sequence[int]) -> int | None:
-    """Return the node at the end of these tokens, or `None` if the tree does not have it."""
-    node = 0
-    for token in path:
-        children = {tree.token_ids[child]: child for child in tree.candidates[node]}
-        if token not in children:
-            return None
-        node = children[token]
-    return node

@@ -163,7 +163,7 @@ class Batch:
 def _prefix_models(components: Components) -> list[PrefixModel]:
     """Return the networks whose texts can be kept."""
     target = components.target
-    models = (target, *components.draft_models, *getattr(target, "subsets", ()))
+    models = (target, *components.draft_models)
     inner = (getattr(model, "resized", model) for model in models)
     return [model for model in inner if isinstance(model, PrefixModel)]
 

@@ -7,12 +7,9 @@ fails: to decode on as if nothing had been drawn would bias the text.
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
-
-from jaxtyping import Float
-from torch import Tensor
 
 from monge.core.context import DraftPlan
 from monge.core.draws import num_drawn
@@ -94,20 +91,12 @@ def draft_trees(
 
 
 def observe(rows: Sequence[Row], components: Components) -> None:
-    """Let the drafter observe the verdicts of the requests that draft, which are committed already.
-
-    It gets the ranking of the target's tokens that its capabilities ask for.
-    """
+    """Let the drafter observe the verdicts of the requests that draft, which are committed already."""
     rows = [row for row in rows if row.session.drafts]
     if not rows:
         return
-    count, verdicts = components.capabilities.num_successors, [row.verdict for row in rows]
-    if count:
-        verdicts = [
-            replace(row.verdict, successors=_successors(row.laws.logits, count)) for row in rows
-        ]
     contexts = [row.session.context for row in rows]
-    drafts = [row.draft for row in rows]
+    drafts, verdicts = [row.draft for row in rows], [row.verdict for row in rows]
     ask_drafter(
         [row.session for row in rows],
         components,
@@ -168,18 +157,6 @@ def _forced(session: Session, components: Components) -> Draft[Any] | None:
     return Draft(tree, session.drafter_state, drafter=FORCED) if tokens else None
 
 
-def token_probs(draft: Draft[Any], verdict: Verdict) -> tuple[float, ...]:
-    """Return the draft probabilities along the accepted path and on through first candidates."""
-    if not draft.token_probs:
-        return ()
-    tree, path = draft.tree, list(verdict.path)
-    while candidates := tree.candidates[path[-1] if path else 0]:
-        path.append(candidates[0])
-    tokens = tuple(tree.token_ids[node] for node in path)
-    probs = (draft.token_probs.get(tokens[:depth]) for depth in range(1, len(tokens) + 1))
-    return tuple(prob for prob in probs if prob is not None)
-
-
 def _verified_tree(tree: TokenTree, laws: NodeLaws, verdict: Verdict) -> VerifiedTree:
     """Return a verified tree with the probabilities of its tokens; nothing is drawn for that."""
     nodes = range(1, tree.num_nodes)
@@ -233,7 +210,3 @@ def _failure(sessions: Sequence[Session], error: Exception) -> str:
 def _is_asked(plan: DraftPlan) -> bool:
     """Return whether a plan asks the drafter for anything; a pool may be asked for lookups alone."""
     return plan.max_depth != 0 or bool(plan.model_free_depth) or plan.drafter is not None
-
-
-def _successors(logits: Float[Tensor, "nodes vocab"], count: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(map(tuple, logits.topk(min(count, logits.shape[-1])).indices.tolist()))

@@ -7,7 +7,7 @@ from monge.core.verdict import StageTimes, StepRecord, Verdict
 from monge.draft.base import Draft
 from monge.engine.clock import StageTimer
 from monge.engine.components import Components
-from monge.engine.drafting import Row, close_drafter, draft_trees, observe, row_of, token_probs
+from monge.engine.drafting import Row, close_drafter, draft_trees, observe, row_of
 from monge.engine.planning import learn, plan_round
 from monge.engine.sampling import NodeLaws
 from monge.engine.session import Session, catch
@@ -126,7 +126,6 @@ def _record(row: Row, times: StageTimes, batch_size: int, components: Components
         context_length=len(session.context.token_ids) - len(session.new_ids),
         drafter=row.draft.drafter,
         counterfactuals=components.counterfactuals(session.drafter_state),
-        token_probs=token_probs(row.draft, verdict),
         tree=row.tree,
     )
     session.note(record)

@@ -18,8 +18,8 @@ from monge.engine.models.network_facts import CACHE_KEYWORDS, forward_parameters
 from monge.plugins.transformers_training import acting_modules
 
 REFUSED: Final[Mapping[str, str]] = {
-    "assistant_confidence_threshold": "controller='confidence_threshold' takes its place",
-    "assistant_early_exit": "give drafter='layer_skip' instead",
+    "assistant_confidence_threshold": "a controller takes its place, as controller='goodput'",
+    "assistant_early_exit": "give a draft model, a head, or drafter='ngram' instead",
     "assistant_ensemble_weight": "it changes the law of the text",
     "assistant_lookbehind": "it belongs to other tokenizers",
     "assistant_tokenizer": "the draft model must have the target's tokenizer here; `monge.load` "

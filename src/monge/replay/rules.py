@@ -7,7 +7,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from monge.control.base import Reads
 from monge.core.proposal import Deterministic, Proposal
 from monge.draft.base import Capabilities
 from monge.engine.components import Components
@@ -51,9 +50,7 @@ CONDITIONAL: Final[Mapping[type[Rule], Callable[..., tuple[int, ...]]]] = Mappin
 _WHOLE_PATHS: Final = (Block, Traversal)
 
 
-def conditional_candidates(
-    rule: Rule, can: Capabilities, *, is_compact: bool, reads_confidence: bool
-) -> Conditional:
+def conditional_candidates(rule: Rule, can: Capabilities) -> Conditional:
     """Return the law of candidates given the text.
 
     Raises:
@@ -65,9 +62,7 @@ def conditional_candidates(
         # Nothing is drawn, so nothing is tilted: a candidate is accepted iff the text goes on with
         # it.
         return scaled_tests if isinstance(rule, _WHOLE_PATHS) else independent_candidates
-    reason = _unavailable_reason(
-        rule, can, is_compact=is_compact, reads_confidence=reads_confidence
-    )
+    reason = _unavailable_reason(rule, can)
     if reason is not None:
         raise UnavailableError(f"replay: {rule.title} cannot be replayed here: {reason}")
     draw = CONDITIONAL[type(rule)]
@@ -77,13 +72,10 @@ def conditional_candidates(
 def with_replayable_rule(components: Components) -> Components:
     """Return the components with a rule that a replay can follow, their own if possible."""
     can = components.drafter.capabilities
-    reads_confidence = Reads.CONFIDENCE in components.controller.reads
     for rule in (components.rule, SingleDraft(), RrsWithoutReplacement(), Rrs()):
         if unsupported_reason(rule, can.proposes, can.max_width) is None:
             with suppress(UnavailableError):
-                conditional_candidates(
-                    rule, can, is_compact=False, reads_confidence=reads_confidence
-                )
+                conditional_candidates(rule, can)
                 return components if rule is components.rule else replace(components, rule=rule)
     return components
 
@@ -93,9 +85,7 @@ def stands_in(rule: Rule, proposes: frozenset[type[Proposal]], *, is_compact: bo
     return is_compact and not isinstance(rule, TargetWalk) and not proposes <= {Deterministic}
 
 
-def _unavailable_reason(
-    rule: Rule, can: Capabilities, *, is_compact: bool, reads_confidence: bool
-) -> str | None:
+def _unavailable_reason(rule: Rule, can: Capabilities) -> str | None:
     if type(rule) not in CONDITIONAL:
         return (
             "the law of its candidates given the text needs target laws off the text, or is not known in "
@@ -103,14 +93,4 @@ def _unavailable_reason(
         )
     if isinstance(rule, _WHOLE_PATHS) and can.max_width != 1:
         return "on trees it decides by target laws off the text, which are not logged; replay it on chains"
-    if isinstance(rule, _WHOLE_PATHS) and reads_confidence:
-        return (
-            "what it drafts below a rejected token depends on target laws off the text, and the controller "
-            "looks at how sure the draft network is there; replay it with a controller that does not"
-        )
-    if stands_in(rule, can.proposes, is_compact=is_compact) and reads_confidence:
-        return (
-            "the controller looks at how sure the draft network is below rejected tokens, and the law of "
-            "these needs complete target laws; log without --top"
-        )
     return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from monge.control.base import PromptReader, Reads, SharedState
+from monge.control.base import PromptReader, SharedState
 from monge.core.draws import Draws, SeededDraws
 from monge.core.errors import DrafterError
 from monge.core.prompt import PromptProfile
@@ -107,8 +107,7 @@ def replay_text(
         draws=draws,
         profile=text.profile or PromptProfile(token_ids=text.prompt_ids),
     )
-    reads_target = can.reads_states or can.num_successors
-    target = components.target if reads_target else ReplayTarget(log.model.vocab_size)
+    target = components.target if can.reads_states else ReplayTarget(log.model.vocab_size)
     session = Session(request, 0)
     following = replace(components, greedy_rule=None, rule=KnownVerdicts(), target=target)
     with warnings.catch_warnings():
@@ -126,19 +125,8 @@ def replay_text(
 
 def _candidates(components: Components, log: LawLog, text: LoggedText) -> Conditional:
     """Return the law of candidates given the text, or raise `UnavailableError` if the log does not determine it."""
-    can, controller = components.drafter.capabilities, components.controller
-    if can.num_successors and isinstance(components.target, ReplayTarget):
-        raise UnavailableError(
-            f"replay: {type(components.drafter).__name__} learns what the target says at every node that it "
-            "drafts; a log has that along its texts only; use it where the target runs (monge tune, "
-            "monge bench decode)"
-        )
-    conditional = conditional_candidates(
-        components.rule,
-        can,
-        is_compact=log.top is not None,
-        reads_confidence=Reads.CONFIDENCE in controller.reads,
-    )
+    controller = components.controller
+    conditional = conditional_candidates(components.rule, components.drafter.capabilities)
     if (
         text.profile is None
         and isinstance(controller, PromptReader)

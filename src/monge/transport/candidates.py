@@ -12,14 +12,12 @@ from monge.core.errors import LawError, OptionError
 from monge.core.law import MASS_TOLERANCE
 from monge.core.proposal import (
     Deterministic,
-    HubPairs,
     Iid,
     Independent,
     Mixed,
     Proposal,
     WithoutReplacement,
 )
-from monge.core.systematic import Systematic
 from monge.transport.laws import Vector, check_fixed, check_law, check_width, dense
 
 MAX_TUPLES: Final = 1 << 18
@@ -79,7 +77,7 @@ class CandidateLaw:
 
     @classmethod
     def explicit(cls, num_tokens: int, masses: Mapping[TokenTuple, float]) -> "CandidateLaw":
-        """Any joint law: systematic draws, hub pairs, a drafter's own.
+        """Any joint law, as a drafter's own.
 
         Tuples of mass zero are dropped.
 
@@ -153,30 +151,6 @@ class CandidateLaw:
         )
 
     @classmethod
-    def hub_pairs(cls, q: Vector, hub: int | None = None) -> "CandidateLaw":
-        """Pairs that contain the most probable token a.
-
-        Q(i, a) = q_i and Q(a, i) = q_a q_i / (1 - q_a), i != a.
-
-        Any other token may be named as the hub, and the first of several equally probable ones is
-        the default.
-
-        Reference: SpecHub (Sun et al., arXiv 2411.05289). Needs a second token in the support of q.
-        """
-        law = check_law("draft law", q)
-        hub = int(law.argmax()) if hub is None else hub
-        others: list[int] = [token for token in np.flatnonzero(law).tolist() if token != hub]
-        if not others:
-            raise LawError(
-                f"hub pairs: the draft law is the point mass at token {hub}; there is "
-                "no pair to draw"
-            )
-        rest = float(law[others].sum())
-        masses = {(token, hub): float(law[token]) for token in others}
-        masses |= {(hub, token): float(law[hub] * law[token] / rest) for token in others}
-        return cls.explicit(law.size, masses)
-
-    @classmethod
     def from_proposal(cls, num_tokens: int, proposal: Proposal) -> "CandidateLaw":
         """The joint law of what a proposal of the core draws.
 
@@ -194,19 +168,6 @@ class CandidateLaw:
                 law = cls.without_replacement(dense(proposal.law, num_tokens), proposal.width)
             case Mixed():
                 law = cls.mixed(proposal.fixed, dense(proposal.law, num_tokens), proposal.width)
-            case HubPairs():
-                q = dense(proposal.law, num_tokens)
-                is_point = np.count_nonzero(q) == 1
-                law = (
-                    cls.deterministic(num_tokens, (proposal.hub,))
-                    if is_point
-                    else cls.hub_pairs(q, proposal.hub)
-                )
-            case Systematic():
-                law = cls.explicit(
-                    num_tokens,
-                    dict(zip(proposal.cells.candidates, proposal.cells.lengths, strict=True)),
-                )
             case _:
                 raise LawError(
                     f"candidates: {type(proposal).__name__} has no declared law; list the joint law "

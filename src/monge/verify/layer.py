@@ -25,7 +25,6 @@ from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence, SparseLaw
 from monge.core.proposal import (
     Deterministic,
-    HubPairs,
     Iid,
     Independent,
     Mixed,
@@ -34,7 +33,6 @@ from monge.core.proposal import (
     entry_for,
 )
 from monge.core.registry import Registry
-from monge.core.systematic import Systematic
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.base import Verifier
@@ -51,8 +49,6 @@ from monge.verify.programs import Programs, walk
 from monge.verify.rrs import Rrs
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft
-from monge.verify.spechub import SpecHub
-from monge.verify.systematic import EarliestDeadline
 from monge.verify.target_walk import TargetWalk
 from monge.verify.whole_tree import decided_part, walk_on
 
@@ -67,8 +63,6 @@ FLOW_RULES: Final[Registry[FlowRule]] = Registry(
         "k_seq": KSeq,
         "greedy": Greedy,
         "canonical": Canonical,
-        "spechub": SpecHub,
-        "systematic": EarliestDeadline,
         "optimal": Optimal,
     },
 )
@@ -79,8 +73,6 @@ RULE_OF: Final[Mapping[type[Proposal], FlowRule]] = {
     Iid: Optimal(),
     Mixed: Optimal(),
     WithoutReplacement: RrsWithoutReplacement(),
-    HubPairs: SpecHub(),
-    Systematic: EarliestDeadline(),
     Independent: Canonical(),
 }
 """Default rule of every way of drawing, and of its subclasses: the optimal one, if there is one."""

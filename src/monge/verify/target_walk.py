@@ -9,14 +9,12 @@ from monge.core.law import Law
 from monge.core.proposal import (
     Arbitrary,
     Deterministic,
-    HubPairs,
     Iid,
     Independent,
     Mixed,
     Proposal,
     WithoutReplacement,
 )
-from monge.core.systematic import Systematic
 from monge.verify.flow import Emission, Flow, FlowRule, walked
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk
@@ -51,8 +49,6 @@ class TargetWalk(FlowRule):
             Independent,
             WithoutReplacement,
             Mixed,
-            HubPairs,
-            Systematic,
             SharedClocks,
             Arbitrary,
         }

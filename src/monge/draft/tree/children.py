@@ -7,10 +7,9 @@ from typing import Any, ClassVar, Final
 
 from monge.core.clocks import SharedClocks
 from monge.core.errors import OptionError
-from monge.core.law import Law, one_hot, tempered
+from monge.core.law import Law, tempered
 from monge.core.proposal import (
     Deterministic,
-    HubPairs,
     Iid,
     Independent,
     Mixed,
@@ -19,7 +18,6 @@ from monge.core.proposal import (
 )
 from monge.core.registry import Registry
 from monge.core.setting_types import check_bounds
-from monge.core.systematic import Systematic, SystematicDesign
 
 
 class Children:
@@ -102,22 +100,6 @@ class MixedChildren(Children):
         return _beside(top[:num_fixed], law, width - num_fixed)
 
 
-class HubChildren(Children):
-    """The most probable token and one other, in an order that is part of the law.
-
-    A wider node has no more than these two; a node of width one has the most probable token alone.
-    """
-
-    proposes = HubPairs
-
-    @property
-    def min_width(self) -> int:
-        return 2
-
-    def propose(self, law: Law, width: int) -> Proposal:
-        return HubPairs(law if width > 1 else one_hot(law.top(1)[0]))
-
-
 @dataclass(frozen=True, slots=True)
 class TemperatureChildren(Children):
     """One independent draw at each of several temperatures, applied to the draft law.
@@ -147,32 +129,6 @@ class TemperatureChildren(Children):
         return Independent(tuple(tempered(law, value) for value in self.temperatures[:width]))
 
 
-@dataclass(frozen=True, slots=True)
-class SystematicChildren(Children):
-    """Distinct tokens, all decided by one position in [0, 1].
-
-    Args:
-        exponent: Tokens are offered in proportion to this power of their draft mass.
-        layout: How they are dealt to the candidates' bins: `least_full` or `snake`.
-        top: Number of most probable tokens that can be candidates; `None` for all. Drafting and
-            verification take time in proportion.
-    """
-
-    exponent: float | int = SystematicDesign().exponent
-    layout: str = SystematicDesign().layout
-    top: int | None = 512
-    proposes = Systematic
-
-    def __post_init__(self) -> None:
-        self._design()
-
-    def propose(self, law: Law, width: int) -> Proposal:
-        return Systematic(law, width, self._design())
-
-    def _design(self) -> SystematicDesign:
-        return SystematicDesign(exponent=self.exponent, layout=self.layout, top=self.top)
-
-
 class SharedChildren(Children):
     """Races of clocks that the verifier `gumbel` knows; the k-th child wins the k-th race."""
 
@@ -193,8 +149,6 @@ CHILDREN: Final[Registry[Children]] = Registry(
         "top": TopChildren,
         "greedy_plus_one": GreedyPlusOne,
         "mixed": MixedChildren,
-        "systematic": SystematicChildren,
-        "hub": HubChildren,
         "temperatures": TemperatureChildren,
         "shared": SharedChildren,
     },

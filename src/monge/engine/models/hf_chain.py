@@ -87,7 +87,7 @@ class _ChainRow:
 
 
 class HfChainModel(HfModel):
-    """Reads chains, one sequence per forward, each with its own cache; a `LayeredModel`.
+    """Reads chains, one sequence per forward, each with its own cache.
 
     For networks that cannot read trees. ALiBi models, whose positions are the order of the tokens,
     roll back by cropping their cache. A recurrent state cannot be cropped: it is copied before a

@@ -4,7 +4,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final
+from typing import Final
 
 import torch
 from jaxtyping import Float
@@ -12,10 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import MongeError
-from monge.core.model import NodeBlock, SequenceModel
+from monge.core.model import NodeBlock
 from monge.engine.models.changing_rope import changing_rope
 from monge.engine.models.forward_program import SourceWeights
-from monge.engine.models.layer_subset import layer_subset
 from monge.engine.models.network_facts import (
     cache_keyword,
     check_causal,
@@ -28,14 +27,13 @@ _ENDING: Final = 2
 
 
 class HfModel(ABC):
-    """A causal language model in evaluation mode; a `LayeredModel` once it reads tokens.
+    """A causal language model in evaluation mode.
 
     Texts beyond a change of the rotary embedding are read alone, at the frequencies at which the
     host's `generate` reads them.
 
     Attributes:
         source: Checked whenever texts are opened.
-        subsets: Models of some of its layers.
         draft_length: See `monge.core.model.draft_length`.
 
     Raises:
@@ -59,7 +57,6 @@ class HfModel(ABC):
         self._device = model.device
         self._cache_keyword, self._chooses_logits = cache_keyword(model), chooses_logits(model)
         self._forward_s = 0.0
-        self.subsets: list[SequenceModel] = []
 
     def update_weights(self) -> None:
         """See `CopyingModel`."""
@@ -76,13 +73,7 @@ class HfModel(ABC):
     @property
     def forward_s(self) -> float:
         """Seconds spent inside the network's own forward."""
-        return self._forward_s + sum(model.forward_s for model in self.subsets)
-
-    def layer_subset(self, layers: Sequence[int]) -> SequenceModel:
-        """See `LayeredModel`."""
-        model: Any = type(self)(layer_subset(self.network, layers))
-        self.subsets.append(model)
-        return model
+        return self._forward_s
 
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
         """See `SequenceModel`."""

@@ -61,7 +61,7 @@ to; raises `BackendError`."""
 
 
 class HfTreeModel(HfModel):
-    """Reads trees for many sequences in one forward; a `FeatureModel` and a `LayeredModel`.
+    """Reads trees for many sequences in one forward; a `FeatureModel`.
 
     Every node gets its own position (committed length + depth) and sees the committed text, its
     ancestors and itself. Layers with a sliding window keep all columns and apply the window in the

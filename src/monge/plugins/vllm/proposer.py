@@ -253,7 +253,6 @@ def _drafter(text: str) -> AnyDrafter:
     can = drafter.capabilities
     refusals = {
         "reads the target's hidden states": can.reads_states,
-        "needs the target's most probable tokens, which vLLM does not pass on": can.num_successors,
         "drafts trees, and vLLM verifies single chains; make it a chain, as in suffix(width=1)": can.needs_trees,
     }
     for reason, applies in refusals.items():
