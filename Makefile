@@ -10,7 +10,7 @@
 # make test-lm-eval                                        our model inside lm-eval, in an environment of its own
 # make test-trl                                            TRL's trainer with our rollouts, and adapters of PEFT, likewise
 # make test-clients                                        schemathesis, guidellm and vllm bench against our server
-# make test-vllm                                           our drafters and verifiers inside vLLM's CPU build, likewise (4 GB)
+# make test-vllm                                           our verifiers inside vLLM's CPU build, likewise (4 GB)
 #
 # PYTHON=python3.12     another interpreter (>= 3.11)
 # TORCH="torch==2.13.0 --index-url URL"    another build of torch
@@ -224,8 +224,7 @@ test-clients: $(VENV)/.test .venv-vllm/.ready .venv-clients/.ready
 		--timeout=1800 -m clients tests/serve/test_clients.py
 
 test-vllm: .venv-vllm/.ready
-	.venv-vllm/bin/python $(HOST_TESTS) --timeout=1800 -s \
-		tests/plugins/test_vllm.py tests/plugins/test_vllm_host.py tests/plugins/test_vllm_laws.py
+	.venv-vllm/bin/python $(HOST_TESTS) --timeout=1800 -s tests/plugins/test_vllm_laws.py
 
 clean:
 	rm -rf $(VENV) .venv-* site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
