@@ -62,7 +62,8 @@ def talk(
     starts_at_once = is_plain and sys.stdin.isatty()
     compiler = BackgroundCompiler(changed(load))
     meanwhile = compiled_by(compiler) if starts_at_once else nullcontext()
-    with meanwhile, loaded(load) as decoder:
+    with meanwhile:
+        decoder = loaded(load)
         conversation = Talk(
             conversation=Conversation(decoder, system=system, **asdict(sampling)),
             decoder=decoder,
