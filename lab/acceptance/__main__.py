@@ -28,7 +28,7 @@ from monge.cli.progress import call_bar
 from monge.core.extras import require
 from monge.prompts import asked_prompts
 
-OUT: Final = Path("bench-acceptance")
+OUT: Final = Path("out/acceptance")
 BEST_ROWS: Final = 12
 PUBLISHED: Final = ("k_seq", "rrs", "multipath_block", "traversal", "layer")
 

@@ -24,7 +24,7 @@ from monge.core.parts import built_in
 from monge.prompts import encode, interleaved, read_prompts, shipped
 from monge.training.own_text import TextSettings, write_own_text
 
-OUT: Final = Path("bench-drafters")
+OUT: Final = Path("out/drafters")
 NUM_PROMPTS: Final = 18
 
 

@@ -18,7 +18,7 @@ from monge.cli import options
 from monge.cli.console import notes, print_tables, quiet_host, reported, show, write_document
 from monge.core.errors import OptionError, unknown_name
 
-OUT: Final = Path("gpu-report")
+OUT: Final = Path("out/gpu")
 ROWS: Final = (
     Row(name="tests", measure=failed_tests, seconds=20),
     Row(name="forward", measure=forwards, seconds=25),

@@ -26,7 +26,7 @@ from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import encode, read_prompts, shipped
 from monge.training.own_text import TextSettings, write_own_text
 
-OUT: Final = Path("bench-heads")
+OUT: Final = Path("out/heads")
 Heads = Annotated[
     list[Path] | None,
     options.option(

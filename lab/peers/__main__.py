@@ -25,7 +25,7 @@ from monge.loading.networks import load_tokenizer, prepare
 from monge.loading.sources import ModelSource
 from monge.prompts import asked_prompts, encode, read_prompts
 
-OUT: Final = Path("bench-peers")
+OUT: Final = Path("out/peers")
 QUICK: Final[dict[str, Any]] = {"max_new_tokens": 48, "repeats": 2}
 QUICK_PROMPTS: Final = 1
 PROMPTS: Final = 3

@@ -1,40 +1,18 @@
-"""Heads step by step: acceptance and its bound, how errors add up, other tasks, and what alignment is worth.
+"""Heads step by step: acceptance and its bound, how errors add up, and other tasks.
 
 In the maths p = target law, q = draft law.
 """
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
 import torch
 
 from lab.shape.material import Material, Part, Say, spread
-from lab.shape.reliability import expected_error, reliability
-from monge.core.draws import SeededDraws
-from monge.core.resamples import Resamples
-from monge.heads.shape.alignment import ALIGNMENTS
 from monge.heads.shape.head import ShapeHead
 from monge.heads.shape.predictors import RidgePredictor
-from monge.training.calibrate import (
-    calibrate_alignments,
-    calibrate_temperatures,
-    law,
-    measure,
-    predictions,
-)
+from monge.training.calibrate import law, measure, predictions
 from monge.training.texts import Texts, all_windows
-
-ARMS: Final = (
-    "none",
-    "temperature",
-    "diagonal",
-    *(name for name in ALIGNMENTS if name != "none"),
-)
-"""Controls first: nothing, one temperature for each step, shift and scale of each coordinate.
-
-Then the transports.
-"""
 
 
 def heads_of(material: Material) -> Iterator[tuple[str, ShapeHead]]:
@@ -144,16 +122,13 @@ def transfer(material: Material, say: Say) -> list[dict[str, Any]]:
         head = material.fresh_ridge(part, is_branched=False)
         for task, other in material.parts.items():
             quality = measure(head, other.held_out, material.ends)
-            errors = [
-                expected_error(bins) for bins in reliability(head, other.held_out, material.ends)
-            ]
-            entry = {
-                "fitted_on": source,
-                "measured_on": task,
-                "acceptance": list(quality.acceptance),
-            }
             found.append(
-                {**entry, "block_efficiency": quality.block_efficiency, "ece_by_step": errors}
+                {
+                    "fitted_on": source,
+                    "measured_on": task,
+                    "acceptance": list(quality.acceptance),
+                    "block_efficiency": quality.block_efficiency,
+                }
             )
     own = {
         entry["measured_on"]: entry["block_efficiency"]
@@ -164,45 +139,3 @@ def transfer(material: Material, say: Say) -> list[dict[str, Any]]:
         {**entry, "relative_to_own": entry["block_efficiency"] / own[entry["measured_on"]]}
         for entry in found
     ]
-
-
-@torch.inference_mode()
-def ablation(material: Material, say: Say) -> list[dict[str, Any]]:
-    """Every alignment against its controls, on the same held-out rows, with paired bootstrap intervals over rows."""
-    part, found = material.together, list[dict[str, Any]]()
-    rows = range(len(part.held_out.token_ids))
-    resamples = Resamples.draw(len(rows), SeededDraws(0))
-    for name in ("ridge", *(() if material.trained is None else ("trained",))):
-        values: dict[str, np.ndarray] = {}
-        for arm in ARMS:
-            say(f"alignment {arm} of {name}")
-            head = _aligned(material, part, name, arm)
-            qualities = [
-                measure(head, part.held_out.rows(slice(row, row + 1)), material.ends)
-                for row in rows
-            ]
-            values[arm] = np.array([quality.block_efficiency for quality in qualities])
-        for arm in ARMS:
-            mean = resamples.estimate(values[arm], np.arange(len(rows)))
-            gain = resamples.estimate(values[arm] - values["temperature"], np.arange(len(rows)))
-            found.append(
-                {
-                    "head": name,
-                    "arm": arm,
-                    "block_efficiency": {"mean": mean.mean, "low": mean.low, "high": mean.high},
-                    "over_temperature": {"mean": gain.mean, "low": gain.low, "high": gain.high},
-                }
-            )
-    return found
-
-
-def _aligned(material: Material, part: Part, name: str, arm: str) -> ShapeHead:
-    alignment = "none" if arm == "temperature" else arm
-    if name == "ridge":
-        head = material.fresh_ridge(part, is_branched=True, alignment=alignment)
-    else:
-        head = material.load_trained(alignment)
-        calibrate_alignments(head, part.fitted, part.chosen, material.ends)
-    if arm == "temperature":
-        calibrate_temperatures(head, part.chosen, material.ends)
-    return head

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lab.shape.diagonal import head_with
 from monge.core.errors import OptionError
 from monge.heads.shape.checkpoint import load_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
@@ -29,44 +28,20 @@ class ReportSettings:
     Args:
         rows_per_task: Rows of text that the target writes for every task, at temperature 1.
         row_length: Their length in tokens; a quarter is prompt.
-        lags: Largest distance n of two hidden states.
-        positions: Positions of every task at which laws are compared.
         num_steps: Steps of the heads that are fitted here.
-        prompts_per_task: Prompts that are decoded.
-        max_new_tokens: Length of a completion.
-        temperatures: Of the sweep.
-        top_ps: Likewise.
-        contexts: Tokens of text before the completion, of the sweep of contexts.
         prefixes: Prefixes of which the ceiling is estimated.
         rollouts: Continuations of each; an even number.
     """
 
     rows_per_task: int = 64
     row_length: int = 192
-    lags: int = 8
-    positions: int = 1024
     num_steps: int = 3
-    prompts_per_task: int = 6
-    max_new_tokens: int = 64
-    temperatures: tuple[float, ...] = (0.0, 0.3, 0.6, 0.8, 1.0, 1.2)
-    top_ps: tuple[float, ...] = (1.0, 0.9)
-    contexts: tuple[int, ...] = (64, 256, 512, 1024, 1536)
     prefixes: int = 24
     rollouts: int = 32
 
 
-QUICK: Final = ReportSettings(
-    rows_per_task=9,
-    lags=6,
-    positions=256,
-    prompts_per_task=1,
-    max_new_tokens=16,
-    temperatures=(0.0, 0.6, 1.0),
-    contexts=(64, 512),
-    prefixes=6,
-    rollouts=16,
-)
-"""Some two minutes for the built-in target on two processor cores."""
+QUICK: Final = ReportSettings(rows_per_task=9, prefixes=6, rollouts=16)
+"""A minute for the built-in target on two processor cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +59,6 @@ class Material:
 
     Args:
         network: The target.
-        tokenizer: Its tokenizer.
-        prompts: Token ids of prompts, by task.
         parts: The target's own text, by task.
         ends: The target's ends.
         trained: Folder of a trained head, if there is one for this target.
@@ -93,8 +66,6 @@ class Material:
     """
 
     network: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    prompts: Mapping[str, tuple[tuple[int, ...], ...]]
     parts: Mapping[str, Part]
     ends: Ends
     trained: Path | None
@@ -109,7 +80,7 @@ class Material:
         ]
         return Part(**dict(zip(("fitted", "chosen", "held_out"), map(joined, rows), strict=True)))
 
-    def fresh_ridge(self, part: Part, *, is_branched: bool, alignment: str = "none") -> ShapeHead:
+    def fresh_ridge(self, part: Part, *, is_branched: bool) -> ShapeHead:
         """A head without training, fitted on a part's text."""
         target = feature_model(self.network)
         predictor = make_predictor(
@@ -118,19 +89,17 @@ class Material:
             num_steps=self.settings.num_steps,
             is_branched=is_branched,
         )
-        head = head_with(alignment, predictor, TargetSizes.of(target)).to(self.network.device)
+        head = ShapeHead(predictor, TargetSizes.of(target)).to(self.network.device)
         head.remember(target)
         calibrate_ridge(head, part.fitted, part.chosen, self.ends)
         return head
 
-    def load_trained(self, alignment: str | None = None) -> ShapeHead:
-        """The trained head; with an alignment, its predictor under that one, not fitted yet."""
+    def load_trained(self) -> ShapeHead:
+        """The trained head."""
         assert self.trained is not None
         head = load_head(self.trained).to(self.network.device)
         head.check(feature_model(self.network))
-        if alignment is None:
-            return head
-        return head_with(alignment, head.predictor, head.sizes).to(self.network.device)
+        return head
 
 
 def prepare(
@@ -172,8 +141,6 @@ def prepare(
         parts[task] = _split(read_texts(target, write_own_text(network, ids, text, folder / task)))
     return Material(
         network=network,
-        tokenizer=tokenizer,
-        prompts={task: tuple(ids) for task, ids in by_task.items()},
         parts=parts,
         ends=gradient_ends(network),
         trained=trained,
@@ -203,7 +170,7 @@ def _split(texts: Texts) -> Part:
     rows = len(texts.token_ids)
     if rows < 4:
         raise OptionError(
-            f"report shape: {rows} rows of text are too few to fit, choose and measure; write at "
+            f"shape: {rows} rows of text are too few to fit, choose and measure; write at "
             "least 4 for a task"
         )
     first = rows * 2 // 3

@@ -446,9 +446,6 @@ class ServeOptions:
         flags=("--round-timeout",),
         least=0,
     )
-    tensor_parallel: bool = option(
-        False, MODELS, "Spread the target over the processes of this `torchrun`."
-    )
     threads: int | None = option(
         None, RUNNING, "Threads of torch.", "torch's own", kind=int, least=1
     )

@@ -133,7 +133,6 @@ def test_deployment_options():
         ("--address auto", "--address needs --ray"),
         ("--ray --replicas 2 --autoscale 1:2", "not both"),
         ("--ray --upscale-delay 2", "--upscale-delay needs --autoscale"),
-        ("--ray --tensor-parallel", "--tensor-parallel is not for --ray"),
         ("--ray --port 0", "--ray needs a port"),
         ("--ray --access-log", "--access-log is not for --ray"),
         ("--ray --autoscale many", "as in 1:4; got 'many'"),

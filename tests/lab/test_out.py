@@ -6,8 +6,6 @@ import pytest
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("against HEAD --setting eager", "--setting is NAME=VALUE; got 'eager'"),
-        ("against HEAD --turns 1", "--turns must be at least 2"),
         ("drafters --threads 0 --out OUT", "--threads must be at least 1; got 0"),
         ("heads --threads 0 --out OUT", "--threads must be at least 1; got 0"),
         ("peers --threads 0 --out OUT", "--threads must be at least 1; got 0"),
@@ -28,8 +26,6 @@ import pytest
         ("acceptance --nodes 1 --no-plots --out OUT", "a node budget must be at least 2; got 1"),
         ("control --rounds 0", "rounds must be at least 1"),
         ("grow OUT --params large", "cannot read the size 'large'"),
-        ("memory --rounds 1", "rounds must be at least 2; got 1"),
-        ("memory --backend quick", "unknown backend 'quick'"),
         ("verify --quick --rules optimum", "unknown verifier 'optimum'"),
         ("verify --quick --candidates 0", "widths must be positive"),
         ("verify --quick --tree bush", "unknown tree 'bush'"),

@@ -1,6 +1,7 @@
-"""The SHAPE report: formulas against brute force, every section measured, page and command."""
+"""The SHAPE report: formulas against brute force, every section measured, the command."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +12,12 @@ from hypothesis import strategies as st
 
 from lab.shape.ceiling import acceptance, best_blind_law
 from lab.shape.material import ReportSettings
-from lab.shape.page import SECTIONS, page
-from lab.shape.plots import draw
-from lab.shape.reliability import expected_error
 from lab.shape.report import shape_report
 from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import Prompt
-from tests.heads.readers.published import medusa
+from tests.bench.tiny import save_pair
 
-TINY = ReportSettings(
-    rows_per_task=6,
-    row_length=64,
-    lags=2,
-    positions=16,
-    num_steps=2,
-    prompts_per_task=1,
-    max_new_tokens=4,
-    temperatures=(0.0, 1.0),
-    top_ps=(1.0, 0.9),
-    contexts=(16, 100_000),
-    prefixes=2,
-    rollouts=4,
-)
+TINY = ReportSettings(rows_per_task=6, row_length=64, num_steps=2, prefixes=2, rollouts=4)
 SUMS = "Question: what is seven times eight, and what is nine more than that? Answer:"
 TALE = "Once upon a time there was a king who had three sons and a garden of old apple trees."
 PROMPTS = (Prompt(task="sums", text=SUMS), Prompt(task="tales", text=TALE))
@@ -63,41 +48,23 @@ def test_no_law_beats_the_ceiling(seed: int, count: int, vocab: int) -> None:
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    from tests.bench.tiny import save_pair
-
     folder = tmp_path_factory.mktemp("shape")
     target, _ = save_pair(folder)
-    said: list[str] = []
-    options = {"trained": None, "settings": TINY, "say": said.append}
-    beside = (medusa(32, 4096).write(folder / "my-medusa"),)
     network, tokenizer = load_network(target), load_tokenizer(target)
-    made = shape_report(network, tokenizer, PROMPTS, folder / "out", beside=beside, **options)
-    assert len(said) > 10
-    return made
+    options = {"trained": None, "settings": TINY, "say": lambda _: None}
+    return shape_report(network, tokenizer, PROMPTS, folder / "out", **options)
 
 
 def test_every_section_is_measured(document: dict[str, Any]) -> None:
-    assert document.keys() >= {*SECTIONS, "about", "structure", "ceiling"}
-    lags = {(row["task"], row["lag"]) for row in document["similarity"]}
-    assert lags == {(task, lag) for task in ("sums", "tales") for lag in (1, 2)}
+    assert json.loads(json.dumps(document)) == document, "plain values only"
     assert {row["head"] for row in document["steps"]} == {"ridge, direct", "ridge, recurrent"}
-    assert len(document["transfer"]) == 3 * 2
-    arms = {"none", "temperature", "diagonal", "gaussian", "sinkhorn_anchors"}
-    assert {row["arm"] for row in document["ablation"]} == arms
-    rules = [(row["temperature"], row["top_p"]) for row in document["sampling"]]
-    assert rules == [(0.0, 1.0), (1.0, 1.0), (1.0, 0.9)]
-    assert document["contexts"][0]["num_rounds"] > 0
-    assert "the target reads 4096" in document["contexts"][1]["skipped"]
-    rates = {row["drafter"]: row["block_efficiency"] for row in document["drafters"]}
-    assert rates.keys() >= {"none", "suffix", "my-medusa", "shape"}
-    assert rates["none"] == 1.0
+    pairs = {(row["fitted_on"], row["measured_on"]) for row in document["transfer"]}
+    assert pairs == set(product(("sums", "tales", "all"), ("sums", "tales")))
+    own = [row for row in document["transfer"] if row["fitted_on"] == row["measured_on"]]
+    assert [row["relative_to_own"] for row in own] == [1.0, 1.0]
 
 
 def test_the_theorems_hold_where_they_are_measured(document: dict[str, Any]) -> None:
-    stability = document["stability"]
-    assert stability["violations"] == 0
-    assert all(y <= x + 1e-9 for x, y in stability["points"])
-    assert stability["bound_from_cosine"]["p50"] >= stability["bound"]["p50"]
     assert all(row["bound_violations"] == 0 for row in document["steps"])
     for row in document["steps"]:
         assert row["acceptance_bound"]["mean"] <= row["acceptance"]
@@ -107,25 +74,13 @@ def test_the_theorems_hold_where_they_are_measured(document: dict[str, Any]) -> 
     for row in document["ceiling"]:
         assert row["ridge_direct"] <= row["ceiling_above"] + 1e-6
         assert row["mean_law"] <= row["ceiling_above"] + 1e-9
-    assert all(row["law_error"] < 1e-12 for row in document["exactness"])
-    assert sum(document["times"]["share"].values()) == pytest.approx(1.0, abs=0.05)
 
 
-def test_calibration_compares_what_is_said_with_the_target(document: dict[str, Any]) -> None:
-    assert expected_error([(0.25, 0.5, 2), (0.75, 0.75, 6)]) == pytest.approx(0.0625)
-    counts = {sum(count for *_, count in row["bins"]) for row in document["calibration"]}
-    assert len(counts) == 1
-    for row in document["calibration"]:
-        assert row["ece"] == pytest.approx(expected_error(row["bins"]))
-    assert all(len(row["ece_by_step"]) == 2 for row in document["transfer"])
-    assert document["gates"] == []  # a ridge head has none
-
-
-def test_page_and_pictures_hold_every_section(document: dict[str, Any], tmp_path: Path) -> None:
-    document = json.loads(json.dumps(document))  # plain values only
-    pictures = draw(document, tmp_path)
-    text = page(document, pictures)
-    assert text.count("data:image/png;base64,") == len(pictures) == 10
-    assert all(title.split("'")[0] in text for title, _ in SECTIONS.values())
-    assert "<script" not in text
-    assert text.count("<table>") >= len(SECTIONS)
+def test_the_command_prints_its_tables(lab, tmp_path: Path) -> None:
+    target, _ = save_pair(tmp_path)
+    (tmp_path / "data.jsonl").write_text(json.dumps({"prompt": SUMS}) + "\n")
+    asked = f"--target {target} --data {tmp_path}/data.jsonl --rows 4 --out {tmp_path}/out"
+    result = lab("shape", asked, "--quick")
+    assert result.exit_code == 0, result.stderr
+    assert "block efficiency" in result.stdout
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["transfer"]

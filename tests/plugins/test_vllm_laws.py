@@ -6,7 +6,6 @@ one is below `LEVEL`.
 
 import importlib.util
 import sys
-from inspect import signature
 
 import numpy as np
 import pytest
@@ -257,14 +256,6 @@ def test_more_drafts_are_accepted(pair, tmp_path):
         report(f"built-in pair, {rules}, {settings}: {rates[-1]:.3f} accepted a round")
     assert rates[1] > 0.95 * rates[0]
     assert rates[4] > 1.3 * max(rates[2:4])
-
-
-def test_the_places_of_model_runner_v2_have_the_arguments_that_are_expected():
-    from monge.plugins.vllm import hooks
-
-    for path, expected in hooks.V2_SEAMS.items():
-        function = getattr(*hooks._place(path))
-        assert tuple(signature(function).parameters) == tuple(expected), path
 
 
 def test_an_engine_that_cannot_be_ends_with_one_error(models, drafts, tmp_path):

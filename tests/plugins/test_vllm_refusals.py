@@ -54,7 +54,7 @@ def config(settings=None, *, v2=False, **spec):
         additional_config={} if settings is None else {"monge": settings},
         speculative_config=SimpleNamespace(**{**SPEC, **spec}),
         use_v2_model_runner=v2,
-        device_config=SimpleNamespace(device=torch.device("cpu"), device_type="cpu"),
+        device_config=SimpleNamespace(device=torch.device("cpu")),
     )
 
 
@@ -62,7 +62,7 @@ class Vllm:
     """Its modules, as far as the plugin reads or changes them."""
 
     def __init__(self, monkeypatch):
-        self.made, self.states = config(), None
+        self.made = config()
         vllm = self
 
         class EngineArgs:
@@ -85,23 +85,6 @@ class Vllm:
             ):
                 return scheduled_spec_decode_tokens
 
-        class V2RejectionSampler:
-            def __init__(self, sampler):
-                self.sampler = sampler
-
-        class DraftModelSpeculator:
-            def __init__(self, temperature):
-                self.temperature = temperature
-                self.idx_mapping = torch.tensor([2, 0, -1, -1])
-
-            def _copy_request_inputs(
-                self, num_reqs, idx_mapping, temperature, seeds, dummy_run=False
-            ):
-                self.temperature.copy_(temperature)
-
-            def compute_draft_logits(self, hidden_states, spec_step_idx):
-                return hidden_states * spec_step_idx
-
         def expand_batch_to_tokens(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
             raise AssertionError
 
@@ -121,11 +104,6 @@ class Vllm:
         self.proposer.compute_probs_and_sample_next_token = compute_probs_and_sample_next_token
         self.grammar = ModuleType("vllm.v1.structured_output")
         self.grammar.StructuredOutputManager = StructuredOutputManager
-        v2 = "vllm.v1.worker.gpu.spec_decode"
-        self.v2_sampler = ModuleType(f"{v2}.rejection_sampler")
-        self.v2_sampler.RejectionSampler = V2RejectionSampler
-        self.speculator = ModuleType(f"{v2}.speculator")
-        self.speculator.DraftModelSpeculator = DraftModelSpeculator
         self.arguments = ModuleType("vllm.engine.arg_utils")
         self.arguments.EngineArgs = EngineArgs
         self.config = ModuleType("vllm.config")
@@ -157,10 +135,7 @@ class Vllm:
         self.made = config(settings, **options)
         made = self.arguments.EngineArgs().create_engine_config()
         manager = self.grammar.StructuredOutputManager(made)
-        if self.made.use_v2_model_runner:
-            self.v2_sampler.RejectionSampler(SimpleNamespace(sampling_states=self.states))
-        else:
-            self.sampler.RejectionSampler("sampler")
+        self.sampler.RejectionSampler("sampler")
         return manager
 
 
@@ -173,7 +148,7 @@ def changed(vllm, before):
     return [now is not then for now, then in zip(vllm.functions, before, strict=True)]
 
 
-@pytest.mark.parametrize("settings", [None, {}, {"verifier": "vllm"}, {"drafter": "ngram"}])
+@pytest.mark.parametrize("settings", [None, {}, {"verifier": "vllm"}])
 def test_nothing_changes_unless_it_is_asked_for(vllm, settings):
     before = vllm.functions
     register()
@@ -218,9 +193,10 @@ def test_what_is_asked_for_changes(vllm, settings, expected, caplog):
         ({"settings": {"draft_law": "top_k"}}, "unknown draft_law .* Known: request, temperature"),
         ({"settings": {"verifier": True}}, "must hold texts"),
         (
-            {"v2": True, "settings": {"draft_law": "request"}},
-            "Model Runner V2 was tried on no device",
+            {"settings": {"drafter": "ngram"}},
+            "unknown setting .* 'drafter'.*Known: draft_law, verifier",
         ),
+        ({"v2": True, "settings": {"draft_law": "request"}}, "this is Model Runner V2"),
         ({"v2": True}, 'block verification itself, as "rejection_sample_method": "block"'),
         ({"rejection_sample_method": "synthetic"}, "rejection_sample_method is 'synthetic'"),
         ({"method": "mtp"}, "method 'mtp' may draw drafts elsewhere; draft_model, eagle, eagle3"),
@@ -234,50 +210,6 @@ def test_an_engine_that_cannot_be_is_refused_at_start(vllm, options, message):
     with pytest.raises(OptionError, match=message):
         vllm.start(**{"settings": {"verifier": "block"}, **options})
     assert changed(vllm, before) == [False] * 4
-
-
-class TestModelRunnerV2:
-    """What one name more in `TRIED_V2` would switch on."""
-
-    @pytest.fixture(autouse=True)
-    def _tried(self, monkeypatch, vllm):
-        monkeypatch.setattr(hooks, "TRIED_V2", ("cpu",))
-        rules = {
-            "temperature": [0.5, 9.0, 1.0, 9.0],
-            "top_k": [2, 1, 3, 1],
-            "top_p": [1.0, 1.0, 0.9, 1.0],
-        }
-        vllm.states = SimpleNamespace(
-            **{name: SimpleNamespace(gpu=torch.tensor(values)) for name, values in rules.items()}
-        )
-        register()
-
-    @pytest.mark.parametrize("method", ["standard", "block"])
-    def test_drafts_have_the_requests_law_and_grammars_are_mended(self, vllm, method):
-        before = vllm.functions
-        manager = vllm.start({"draft_law": "request"}, v2=True, rejection_sample_method=method)
-        assert changed(vllm, before) == [False] * 4, "the functions of the other runner"
-        assert manager.validate_tokens(1, [4, 5, 6]) == [4, 5]
-        speculator = vllm.speculator.DraftModelSpeculator(vllm.states.temperature.gpu)
-        hidden, out = torch.tensor([[3.0, 2.0, 1.0, -1.0], [0.0, 4.0, 1.0, 2.0]]), -torch.inf
-        # Slot 2 has top-k 3 and then top-p 0.9, slot 0 has top-k 2.
-        expected = torch.tensor([[3.0, 2.0, out, out], [out, 4.0, out, 2.0]])
-        assert torch.equal(speculator.compute_draft_logits(hidden, spec_step_idx=1), expected)
-        # vLLM's numbers may lie elsewhere in each step: a captured graph reads one place.
-        vllm.states.top_k.gpu = torch.tensor([1, 1, 1, 1])
-        assert torch.equal(speculator.compute_draft_logits(hidden, 1), expected)
-        speculator._copy_request_inputs(2, None, vllm.states.temperature.gpu, None)
-        most_probable = speculator.compute_draft_logits(hidden, 1)
-        assert (most_probable > out).sum(-1).tolist() == [1, 1]
-
-    def test_it_verifies_itself(self, vllm):
-        with pytest.raises(OptionError, match='on cpu, and with "verifier": "vllm" only'):
-            vllm.start({"verifier": "block"}, v2=True)
-
-    def test_functions_with_other_arguments_are_refused(self, vllm):
-        vllm.speculator.DraftModelSpeculator.compute_draft_logits = lambda self, hidden: hidden
-        with pytest.raises(MongeError, match="compute_draft_logits takes .*'hidden'"):
-            vllm.start({"draft_law": "request"}, v2=True)
 
 
 def test_drafts_that_are_not_drawn_may_come_from_any_method(vllm):

@@ -22,7 +22,6 @@ from monge.plugins.vllm.verify import (
     draw_draft,
     expand_batch_to_tokens,
     rejection_sample,
-    request_logits,
 )
 from monge.testing.oracle import ExactRows, exact_law, law_error
 from tests.engine import pretend
@@ -137,11 +136,6 @@ class Manager:
 ALLOWED = ((0, 2), (1, 2), (0, 1, 2))
 """Tokens of a grammar at each place, of three."""
 CUT = metadata(1, 0.7, top_k=2)
-DECLARED = {
-    "draw_draft": lambda logits: _law(draw_draft(logits, CUT)[1]),
-    "kept logits": lambda logits: _law((request_logits(logits, CUT).double() / 0.7).softmax(-1)),
-}
-"""Laws that drafts are drawn from: of the runner V1, and as Model Runner V2 reads them."""
 
 
 class Places(Manager):
@@ -152,7 +146,7 @@ class Places(Manager):
         return spec_tokens[: [*(token in place for token, place in allowed), False].index(False)]
 
 
-def grammar_error(rule, law, monkeypatch, *, drops=False, is_async=False):
+def grammar_error(rule, monkeypatch, *, drops=False, is_async=False):
     """Error of the law of two tokens of a structured request, over all drafts and verdicts of a round.
 
     Asynchronous scheduling pads drafts for the bitmask, and verifies all that the device holds.
@@ -171,7 +165,8 @@ def grammar_error(rule, law, monkeypatch, *, drops=False, is_async=False):
     def text(draws):
         drafted, laws = [], []
         for _ in range(DEPTH):
-            laws.append(DECLARED[law](draft[1 + drafted[-1] if drafted else 0][None]))
+            logits = draft[1 + drafted[-1] if drafted else 0][None]
+            laws.append(_law(draw_draft(logits, CUT)[1]))
             drafted.append(draws.categorical(DenseLaw(laws[-1][0])))
         manager = Places()
         if not drops:
@@ -214,12 +209,11 @@ def grammar_error(rule, law, monkeypatch, *, drops=False, is_async=False):
     return law_error(exact_law(text), truth)
 
 
-@pytest.mark.parametrize("law", DECLARED)
 @pytest.mark.parametrize("rule", RULES)
-def test_a_verdict_under_a_grammars_bitmask_has_the_targets_law(rule, law, monkeypatch):
+def test_a_verdict_under_a_grammars_bitmask_has_the_targets_law(rule, monkeypatch):
     for is_async in (False, True):
-        assert grammar_error(rule, law, monkeypatch, is_async=is_async) < 1e-12
-    assert grammar_error(rule, law, monkeypatch, drops=True) > 0.01
+        assert grammar_error(rule, monkeypatch, is_async=is_async) < 1e-12
+    assert grammar_error(rule, monkeypatch, drops=True) > 0.01
 
 
 def test_a_law_that_was_not_drawn_from_is_noticed():
@@ -329,7 +323,6 @@ def test_the_host_waits_for_no_device():
                 rejection_sample(rule, batch)
             rejection_sample("block", batch._replace(draft_probs=None))
             draw_draft(logits[:, 0].to(device), rules)
-            request_logits(logits[:, 0].to(device), rules)
             expand_batch_to_tokens(rules.temperature, batch.cu_num_draft_tokens, 3, 0, 1)
         assert not pretend.waits
 
@@ -354,19 +347,6 @@ def test_drafts_are_drawn_from_the_requests_law():
         assert stats.chisquare(seen[expected > 0], expected[expected > 0]).pvalue > 1e-3
     seeded = [draw_draft(logits[:4], metadata(4, seeds={2: 7}))[0][2].item() for _ in range(9)]
     assert len(set(seeded)) == 1
-
-
-def test_logits_of_the_v2_runner_declare_the_requests_law():
-    """V2 keeps logits before the temperature, draws from them, and verifies with them."""
-    logits = torch.randn(3, 9)
-    rules = metadata(3, torch.tensor([0.5, 1.0, 2.0]), top_k=5, top_p=0.8)
-    kept = request_logits(logits, rules)
-    assert (kept[kept > -torch.inf] == logits[kept > -torch.inf]).all()
-    law = (kept.double() / rules.temperature[:, None]).softmax(-1)
-    exact = probs_from_logits(
-        logits[:, None], temperature=rules.temperature, top_k=rules.top_k.long(), top_p=rules.top_p
-    )
-    torch.testing.assert_close(law, exact[:, 0], rtol=1e-6, atol=1e-9)
 
 
 def test_numbers_of_requests_are_repeated_for_their_tokens():

@@ -10,6 +10,8 @@ import subprocess
 
 import openai
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from monge.api import built_in
 from tests.serve.process import ENVIRONMENT, served
@@ -144,3 +146,44 @@ def test_guidellm_keeps_the_acceptance_of_every_request(pair, tmp_path):
     for request in benchmark["requests"]["successful"]:
         told = request["response_metrics"]["speculative_decoding"]
         assert sum(told["acceptance_histogram"]) == told["num_spec_steps"] > 0
+
+
+CHOICES = {"The history of": [" the world", " of of"], "She opened the door and": [" looked out"]}
+
+
+@pytest.mark.clients
+def test_lm_eval_scores_choices_as_the_target_does(pair, tmp_path):
+    rows = [
+        {"question": text, "choices": [*choices, " zebra"]} for text, choices in CHOICES.items()
+    ]
+    data = tmp_path / "choices.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {
+        "task": "choices",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{question}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "0",
+        "target_delimiter": "",
+    }
+    (tmp_path / "choices.yaml").write_text(json.dumps(task))  # JSON is YAML
+    program(
+        f"lm_eval run --model local-completions --tasks choices --include_path {tmp_path} "
+        f"--model_args model=built-in,base_url={pair}/v1/completions,tokenizer={TARGET},num_concurrent=8 "
+        f"--log_samples --output_path {tmp_path}"
+    )
+    (written,) = tmp_path.rglob("samples_choices*.jsonl")
+    network = AutoModelForCausalLM.from_pretrained(TARGET, dtype="float32")
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    for line in written.read_text().splitlines():
+        sample = json.loads(line)
+        text = sample["doc"]["question"]
+        start = len(tokenizer(text).input_ids)
+        for choice, ((score, _),) in zip(sample["doc"]["choices"], sample["resps"], strict=True):
+            token_ids = torch.tensor([tokenizer(text + choice).input_ids])
+            scores = network(token_ids).logits[0].log_softmax(-1)[:-1]
+            expected = scores.gather(1, token_ids[0, 1:, None])[start - 1 :].sum().item()
+            assert float(score) == pytest.approx(expected, abs=1e-4)

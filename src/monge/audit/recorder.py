@@ -41,7 +41,6 @@ from monge.engine.decoder import Decoder, Prompt
 from monge.engine.models.forward_program import NetworkModel, backend_of, rounded_weights_of
 from monge.engine.sampling import NodeLaws
 from monge.engine.session import Request, Session
-from monge.loading.networks import is_sharded
 from monge.options import LoadOptions, changed
 from monge.verify.base import Rule, Verifier, as_verifier
 from monge.verify.problem import ScoredTree
@@ -321,11 +320,6 @@ def _check(decoder: Decoder) -> None:
     unknown = sorted(kind.__name__ for kind in kinds if kind not in KINDS.values())
     if unknown:
         raise OptionError(f"a certificate cannot hold candidates drawn as {', '.join(unknown)}")
-    if isinstance(parts.target, NetworkModel) and is_sharded(parts.target.network):
-        raise OptionError(
-            "the target's weights lie in several processes, and a certificate needs their digest; "
-            "leave --tensor-parallel out"
-        )
 
 
 def _tape_of(session: Session) -> Tape:

@@ -4,7 +4,7 @@ import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Final
+from typing import Final
 
 from transformers import PreTrainedModel
 
@@ -19,13 +19,7 @@ from monge.engine.models.network_facts import no_tree_reason
 
 
 class Backend(ABC):
-    """Runs networks.
-
-    Attributes:
-        reads_shards: True if it runs networks whose weights lie in several processes.
-    """
-
-    reads_shards: ClassVar[bool] = False
+    """Runs networks."""
 
     @property
     def keeps_file_types(self) -> bool:

@@ -20,7 +20,6 @@ def generate(
     is_chat: options.Chat = False,
     system: options.System = None,
     load: LoadOptions,
-    tensor_parallel: options.TensorParallel = None,
     sampling: SamplingOptions,
     trace: Path | None = options.option(
         None, OUTPUT, "Write windows and accepted tokens round by round, as JSON.", "nothing"
@@ -49,7 +48,6 @@ def generate(
         monge generate "Once" --controller goodput --trace rounds.json
         monge generate "Once" --temperature 1 --html run.html
         monge generate "Once" --temperature 1 --certificate run.json && monge certify run.json
-        torchrun --nproc-per-node 2 -m monge generate "Once" --target ./my-target --tensor-parallel
         monge generate "Once" --target ./my-target --draft ./my-draft --tree "chain(6)" --verifier single_draft
     """
     options.check_out_file(trace, "--trace")
@@ -65,7 +63,6 @@ def generate(
         sampling,
         is_chat=is_chat,
         system=system,
-        tensor_parallel=bool(tensor_parallel),
         trace=trace,
         certificate=certificate,
         html=html,

@@ -4,8 +4,8 @@ import io
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,6 @@ def run(
     *,
     is_chat: bool,
     system: str | None,
-    tensor_parallel: bool,
     trace: Path | None,
     certificate: Path | None,
     html: Path | None,
@@ -62,39 +61,39 @@ def run(
         raise OptionError(
             "--system and --chat-template say how a message is written; give --chat beside them"
         )
-    with loaded(load, tensor_parallel=tensor_parallel) as plain:
-        recorder = None
-        if certificate is not None:
-            from monge.audit.recorder import recorder_of
+    plain = loaded(load)
+    recorder = None
+    if certificate is not None:
+        from monge.audit.recorder import recorder_of
 
-            recorder = recorder_of(plain, load, lambda name: BUILT_IN if name is None else name)
-        decoder = plain if recorder is None else recorder.decoder
-        encoded = [written(entry, decoder.encode_chat) for entry in shown]
-        say_raw_text(decoder.tokenizer, shown, "--chat writes them as messages")
-        keeps: dict[str, Any] = {} if html is None else {"keeps_trees": True}
-        sessions = (recorder or decoder).sessions(encoded, **changed(sampling), **keeps)
-        say_memory(decoder)
-        if verbose:
-            say_parts(decoder, sessions[0].request.controller)
-        request, is_piped = sessions[0].request, not (as_json or sys.stdout.isatty())
-        matters = verbose or request.rules.temperature > 0
-        if is_piped and matters and sampling.seed is None and request.is_repeatable:
-            say(f"seed {request.seed}", "dim")  # no line of figures shows it
-        is_alone = len(sessions) == 1 and not as_json
-        if is_alone and not is_piped:
-            output().print(Text(prompts[0], style="dim"))
-        is_complete = (stream if is_alone else decode_with_bar)(decoder, sessions)
-        pairs = zip(sessions, prompts, strict=True)
-        completions = [completion_of(*pair, decoder.backend) for pair in pairs]
-        _show(completions, as_json=as_json, verbose=verbose)
-        if trace is not None:
-            write_document({"completions": completions}, trace.parent, trace.name)
-        if html is not None:
-            _write_page(html, decoder, sessions, completions)
-        if recorder is not None and certificate is not None:
-            path = recorder.certificate().write(certificate)
-            size = f"{path.stat().st_size / 1e6:.1f} MB"
-            say(f"record of the run: {path}, {size}; next: monge certify {path}", "dim")
+        recorder = recorder_of(plain, load, lambda name: BUILT_IN if name is None else name)
+    decoder = plain if recorder is None else recorder.decoder
+    encoded = [written(entry, decoder.encode_chat) for entry in shown]
+    say_raw_text(decoder.tokenizer, shown, "--chat writes them as messages")
+    keeps: dict[str, Any] = {} if html is None else {"keeps_trees": True}
+    sessions = (recorder or decoder).sessions(encoded, **changed(sampling), **keeps)
+    say_memory(decoder)
+    if verbose:
+        say_parts(decoder, sessions[0].request.controller)
+    request, is_piped = sessions[0].request, not (as_json or sys.stdout.isatty())
+    matters = verbose or request.rules.temperature > 0
+    if is_piped and matters and sampling.seed is None and request.is_repeatable:
+        say(f"seed {request.seed}", "dim")  # no line of figures shows it
+    is_alone = len(sessions) == 1 and not as_json
+    if is_alone and not is_piped:
+        output().print(Text(prompts[0], style="dim"))
+    is_complete = (stream if is_alone else decode_with_bar)(decoder, sessions)
+    pairs = zip(sessions, prompts, strict=True)
+    completions = [completion_of(*pair, decoder.backend) for pair in pairs]
+    _show(completions, as_json=as_json, verbose=verbose)
+    if trace is not None:
+        write_document({"completions": completions}, trace.parent, trace.name)
+    if html is not None:
+        _write_page(html, decoder, sessions, completions)
+    if recorder is not None and certificate is not None:
+        path = recorder.certificate().write(certificate)
+        size = f"{path.stat().st_size / 1e6:.1f} MB"
+        say(f"record of the run: {path}, {size}; next: monge certify {path}", "dim")
     _leave([completion["error"] for completion in completions], is_complete=is_complete)
 
 
@@ -112,23 +111,10 @@ def _write_page(
     say(f"the run as a page: {path}", "dim")
 
 
-@contextmanager
-def loaded(load: LoadOptions, *, tensor_parallel: bool = False) -> Iterator[Decoder]:
-    """Yield a decoder, in this process or with the target in all processes of this torchrun.
-
-    Rank 0 alone goes on; the others end when it is done.
-    """
-    if not tensor_parallel:
-        with working("loading the models"):
-            decoder = monge_load(**changed(load))
-        yield decoder
-        return
-    from monge.distributed.tensor_parallel import tensor_parallel as together
-
-    with together(**changed(load)) as decoder:
-        if decoder is None:
-            raise typer.Exit
-        yield decoder
+def loaded(load: LoadOptions) -> Decoder:
+    """Load a decoder, and say so while it takes time."""
+    with working("loading the models"):
+        return monge_load(**changed(load))
 
 
 def say_parts(decoder: Decoder, controller: str | None = None) -> None:

@@ -242,7 +242,6 @@ Device = Annotated[str | None, entry(LoadOptions, "device")]
 Attention = Annotated[str | None, entry(LoadOptions, "attention")]
 Backend = Annotated[str | None, entry(LoadOptions, "backend")]
 DraftBackend = Annotated[str | None, entry(LoadOptions, "draft_backend")]
-TensorParallel = Annotated[bool | None, entry(ServeOptions, "tensor_parallel")]
 Threads = Annotated[int | None, entry(ServeOptions, "threads")]
 Verbose = Annotated[bool | None, entry(ServeOptions, "verbose")]
 Chat = Annotated[

@@ -1,6 +1,5 @@
 """`monge serve`, in this process or on Ray."""
 
-import os
 import signal
 import threading
 from dataclasses import replace
@@ -49,7 +48,6 @@ def serve(
         monge serve --controller goodput --controller fixed
         monge serve --certificates
         MONGE_API_KEY=secret monge serve ./my-target --host 0.0.0.0
-        torchrun --nproc-per-node 2 -m monge serve ./my-target ./my-draft --tensor-parallel
         monge serve ./my-target --ray --address auto --autoscale 1:8 --gpus-per-replica 1
     """
     _check_ray(settings)
@@ -74,16 +72,8 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
     options = replace(options, allowed_hosts=hosts_to_accept(options))
     options = checked_options(options, load.target)
     set_threads(options.threads)
-    if options.tensor_parallel and os.environ.get("RANK", "0") != "0":
-        # A signal to all processes comes before the last answers: rank 0 says when this one ends.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-        with loaded(load, tensor_parallel=True):
-            return
-    with (
-        run.listen(options.host, options.port) as listener,
-        loaded(load, tensor_parallel=options.tensor_parallel) as decoder,
-    ):
+    with run.listen(options.host, options.port) as listener:
+        decoder = loaded(load)
         # Certificates name the models without their folders, as clients know them.
         recorder = recorder_of(decoder, load, served_name) if options.certificates else None
         app = create_app(decoder, options, recorder=recorder)
@@ -120,11 +110,6 @@ def _check_ray(settings: ServeOptions) -> None:
             if options_of(ServeOptions)[name].panel == RAY:
                 raise OptionError(f"{flags[name]} needs --ray")
         return
-    if settings.tensor_parallel:
-        raise OptionError(
-            "--tensor-parallel is not for --ray: start the replicas of a sharded target with "
-            "torchrun, one by one"
-        )
     for name in HERE_ONLY:
         if name in given:
             raise OptionError(

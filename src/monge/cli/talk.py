@@ -63,7 +63,8 @@ def talk(
     starts_at_once = is_plain and sys.stdin.isatty()
     compiler = BackgroundCompiler(compile_programs, changed(load))
     meanwhile = compiled_by(compiler) if starts_at_once else nullcontext()
-    with meanwhile, loaded(load) as decoder:
+    with meanwhile:
+        decoder = loaded(load)
         conversation = Talk(
             conversation=Conversation(decoder, system=system, **asdict(sampling)),
             decoder=decoder,

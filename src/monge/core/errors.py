@@ -52,10 +52,6 @@ class BackendError(MongeError, RuntimeError):
     """A network that cannot run in the way that was asked for, on this machine or at all."""
 
 
-class OutOfStepError(BackendError):
-    """Processes that decode together no longer agree on the text; start them again."""
-
-
 class DrafterError(MongeError, RuntimeError):
     """A drafter raised after it had drawn tokens; to continue without them would bias the texts of the round."""
 

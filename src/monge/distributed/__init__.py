@@ -1,1 +1,1 @@
-"""Decoding on many machines: Ray Serve, Ray Data, torchrun, batch files."""
+"""Decoding on many machines: Ray Serve, Ray Data, batch files."""

@@ -18,7 +18,7 @@ from monge.serve.http.app import create_app
 from monge.serve.observe.metrics import Gather, ServerMetrics
 from monge.serve.settings import checked_options, served_name
 
-_NOT_OF_A_REPLICA: Final = (*HERE_ONLY, "host", "port", "tensor_parallel", "use_ray", "address")
+_NOT_OF_A_REPLICA: Final = (*HERE_ONLY, "host", "port", "use_ray", "address")
 _DEFAULTS: Final = asdict(LoadOptions()) | asdict(ServeOptions())
 
 

@@ -21,7 +21,6 @@ from transformers import (
     PreTrainedModel,
     TokenizersBackend,
 )
-from transformers.distributed.configuration_utils import DistributedConfig
 
 from monge.backends.cpu.native_library import compiler_obstacle
 from monge.backends.registry import BACKENDS, Backend, Eager
@@ -125,7 +124,7 @@ def _usual_backend(source: ModelSource, loading: Mapping[str, Any]) -> str:
 
 def _unusual(loading: Mapping[str, Any]) -> str | None:
     """Return the first option of `load_network` that file weights do not allow, or `None`."""
-    fits = {"dtype": _COMPUTED, "device": {"cpu"}, "tensor_parallel": set[str]()}
+    fits = {"dtype": _COMPUTED, "device": {"cpu"}}
     given = {name: str(loading[name]) for name in fits if loading.get(name) is not None}
     return next((name for name, value in given.items() if value not in fits[name]), None)
 
@@ -137,7 +136,6 @@ def load_network(
     device: str | torch.device | None = None,
     attention: str | None = None,
     trust_remote_code: bool = False,
-    tensor_parallel: int | None = None,
 ) -> PreTrainedModel:
     """Load a causal language model in evaluation mode.
 
@@ -147,11 +145,9 @@ def load_network(
         device: Device of the weights; `None` leaves them on the CPU.
         attention: `eager`, `sdpa` or `flex_attention`; `None` takes the network's own default.
         trust_remote_code: Run code that comes with the checkpoint.
-        tensor_parallel: Number of processes that share the weights; all of them call this at the
-            same time.
 
     Raises:
-        ModelLoadError: If the checkpoint is missing, incomplete or unreadable, or cannot be spread.
+        ModelLoadError: If the checkpoint is missing, incomplete or unreadable.
         UnsupportedModelError: If it is no decoder-only language model.
         OptionError: If there is no such type of weights, or the device cannot be used here.
     """
@@ -160,7 +156,7 @@ def load_network(
         return source.network.eval()
     place = source.place
     is_packed = (Path(place) / PANELS_FILE).is_file()
-    given = {"dtype": dtype, "device": device, "tensor_parallel": tensor_parallel}
+    given = {"dtype": dtype, "device": device}
     if is_packed and (wrong := _unusual(given)) is not None:
         raise OptionError(
             f"{wrong}={str(given[wrong])!r}: weights='file' computes in float32 on one CPU; "
@@ -172,8 +168,6 @@ def load_network(
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if attention is not None:
         options["attn_implementation"] = attention
-    if tensor_parallel is not None:
-        options["distributed_config"] = DistributedConfig(tp_size=tensor_parallel)
     try:
         if is_packed:
             from monge.loading.packed_files import read_packed
@@ -265,11 +259,6 @@ def load_tokenizer(model: object, *, trust_remote_code: bool = False) -> Any:
     return tokenizer
 
 
-def is_sharded(network: PreTrainedModel) -> bool:
-    """Return whether weights are spread over processes, so that a forward takes all of them."""
-    return any(isinstance(weight, DTensor) for weight in network.parameters())
-
-
 def as_sequence_model(
     network: PreTrainedModel, *, backend: str | Backend = "eager"
 ) -> SequenceModel:
@@ -283,7 +272,7 @@ def as_sequence_model(
     Raises:
         OptionError: If there is no such backend.
         BackendError: If it is not installed, or cannot run this network with these weights.
-        UnsupportedModelError: If the network is sharded, and the backend does not support that.
+        UnsupportedModelError: If weights are offloaded, or spread over processes.
     """
     chosen = BACKENDS.parse(backend) if isinstance(backend, str) else backend
     # Hooks bring such weights when a layer runs; programs, and caches beside the first layer, read them before.
@@ -296,10 +285,10 @@ def as_sequence_model(
             "`accelerate`), and cannot be read here; load it without offload, or keep its "
             "embedding in memory and use backend='eager'"
         )
-    if is_sharded(network) and not chosen.reads_shards:
+    if any(isinstance(weight, DTensor) for weight in network.parameters()):
         raise UnsupportedModelError(
             f"the weights of this {type(network).__name__} lie in several processes, which must "
-            "agree on every token; load it with monge.distributed.tensor_parallel (--tensor-parallel)"
+            "agree on every token; load it in one process, without tp_plan"
         )
     return chosen.sequence_model(network)
 

@@ -1,1 +1,1 @@
-"""Adapters to other libraries: transformers, vLLM and lm-eval."""
+"""Adapters to other libraries: transformers and vLLM."""

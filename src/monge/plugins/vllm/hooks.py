@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
 from importlib import import_module
 from inspect import signature
@@ -21,17 +21,13 @@ from monge.plugins.vllm.verify import (
     draw_draft,
     expand_batch_to_tokens,
     rejection_sample,
-    request_logits,
 )
 
 TRIED: Final = ("0.32.0",)
 """Versions of vLLM with which `make test-vllm` passes."""
-TRIED_V2: Final[Collection[str]] = ()
-"""Types of devices on which Model Runner V2 was tried; while there is none, it is refused."""
 DRAWN_BY: Final = ("draft_model", "eagle", "eagle3")
 """Methods of vLLM that draw drafts where `draw_draft` stands, each from its declared law."""
 _SAMPLER: Final = "vllm.v1.sample.rejection_sampler"
-_V2_SAMPLER: Final = "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler"
 _TOP_K: Final = "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_only"
 _DRAFT: Final = "vllm.v1.spec_decode.llm_base_proposer:compute_probs_and_sample_next_token"
 _MANAGER: Final = "vllm.v1.structured_output:StructuredOutputManager"
@@ -48,15 +44,6 @@ SEAMS: Final[Mapping[str, Sequence[str]]] = {
     ),
 }
 """Functions of vLLM that are replaced, and their arguments."""
-_SPECULATOR: Final = "vllm.v1.worker.gpu.spec_decode.speculator:DraftModelSpeculator"
-V2_SEAMS: Final[Mapping[str, Sequence[str]]] = {
-    f"{_SPECULATOR}.compute_draft_logits": ("self", "hidden_states", "spec_step_idx"),
-    f"{_SPECULATOR}._copy_request_inputs": (
-        *("self", "num_reqs", "idx_mapping", "temperature", "seeds", "dummy_run"),
-    ),
-    **{path: SEAMS[path] for path in SEAMS if path.startswith(_MANAGER)},
-}
-"""Those of Model Runner V2, which verifies itself."""
 _IN_USE: Final[list[EngineSettings]] = []
 """Settings of the engines in this process."""
 _log = logging.getLogger("vllm.monge")
@@ -70,8 +57,6 @@ def register() -> None:
     """
     _after("vllm.engine.arg_utils:EngineArgs.create_engine_config", lambda _, config: check(config))
     _after(f"{_SAMPLER}:RejectionSampler.__init__", _use_in_worker)
-    if TRIED_V2:
-        _after(f"{_V2_SAMPLER}.__init__", _use_in_worker)
     _after(f"{_MANAGER}.__init__", _use_in_scheduler)
 
 
@@ -93,7 +78,7 @@ def check(vllm_config: Any) -> EngineSettings:
             f"vllm: additional_config[{SECTION!r}] asks for verifier={settings.verifier!r} and "
             f"draft_law={settings.draft_law!r}, but {reason}"
         )
-    for path, expected in (V2_SEAMS if vllm_config.use_v2_model_runner else SEAMS).items():
+    for path, expected in SEAMS.items():
         function = getattr(*_place(path), None)
         arguments = tuple(signature(function).parameters) if function else None
         if arguments != tuple(expected):
@@ -137,30 +122,6 @@ def use(settings: EngineSettings, device: torch.device) -> None:
         _log.info("monge: verifier=%s, draft_law=%s", settings.verifier, settings.draft_law)
 
 
-def use_v2(states: Any) -> None:
-    """Have Model Runner V2 draw drafts from each request's law, in this process.
-
-    V2 keeps the logits that it draws from, and verifies with them: texts are exact for any of them.
-
-    Args:
-        states: Its `SamplingStates`.
-    """
-    # A captured graph of the draft model reads the same memory in every step.
-    held = {name: getattr(states, name).gpu.clone() for name in ("top_k", "top_p")}
-    _after(
-        f"{_SPECULATOR}._copy_request_inputs",
-        lambda *_: [held[name].copy_(getattr(states, name).gpu) for name in held],
-    )
-
-    def draft_logits(theirs: Any, speculator: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        logits = theirs(speculator, *args, **kwargs)
-        slots = speculator.idx_mapping[: len(logits)]
-        rules = {"temperature": speculator.temperature, **held}
-        return request_logits(logits, SimpleNamespace(**{k: v[slots] for k, v in rules.items()}))
-
-    _replace(f"{_SPECULATOR}.compute_draft_logits", draft_logits)
-
-
 def _why_not(settings: EngineSettings, vllm_config: Any) -> str | None:
     """Return why the drafts of an engine cannot be verified or drawn here."""
     version, spec = import_module("vllm").__version__.split("+")[0], vllm_config.speculative_config
@@ -169,15 +130,12 @@ def _why_not(settings: EngineSettings, vllm_config: Any) -> str | None:
     if spec is None:
         return "no --speculative-config asks for drafts"
     is_drawn = spec.draft_sample_method == "probabilistic"
-    is_v2, device = vllm_config.use_v2_model_runner, vllm_config.device_config.device_type
-    exact = ("standard", "block") if is_v2 else ("standard",)
     reasons = {
-        f"Model Runner V2 was tried on {' and '.join(TRIED_V2) or 'no device'}, and with "
-        '"verifier": "vllm" only. It has block verification itself, as '
+        "this is Model Runner V2. It has block verification itself, as "
         '"rejection_sample_method": "block" in --speculative-config; for ours, set '
-        "VLLM_USE_V2_MODEL_RUNNER=0": is_v2 and (settings.verifies or device not in TRIED_V2),
-        f"rejection_sample_method is {spec.rejection_sample_method!r}; with any but "
-        f"{' or '.join(exact)} vLLM keeps no draft laws": spec.rejection_sample_method not in exact,
+        "VLLM_USE_V2_MODEL_RUNNER=0": vllm_config.use_v2_model_runner,
+        f"rejection_sample_method is {spec.rejection_sample_method!r}; with any but standard vLLM "
+        "keeps no draft laws": spec.rejection_sample_method != "standard",
         f"method {spec.method!r} may draw drafts elsewhere; {', '.join(DRAWN_BY)} do not, and any "
         'method works with "draft_sample_method": "greedy"': is_drawn
         and spec.method not in DRAWN_BY,
@@ -187,7 +145,7 @@ def _why_not(settings: EngineSettings, vllm_config: Any) -> str | None:
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def _use_in_worker(sampler: Any, _: None) -> None:
+def _use_in_worker(_sampler: Any, _: None) -> None:
     config = import_module("vllm.config").get_current_vllm_config()
     settings = check(config)
     if _IN_USE and settings not in _IN_USE:
@@ -196,16 +154,12 @@ def _use_in_worker(sampler: Any, _: None) -> None:
             "other engine in a process of its own"
         )
     if not _IN_USE:
-        if not config.use_v2_model_runner:
-            use(settings, config.device_config.device)
-        elif settings.draws:
-            use_v2(sampler.sampler.sampling_states)
+        use(settings, config.device_config.device)
         _IN_USE.append(settings)
 
 
 def _use_in_scheduler(manager: Any, _: None) -> None:
-    settings = check(manager.vllm_config)
-    if settings.verifies or (settings.draws and manager.vllm_config.use_v2_model_runner):
+    if check(manager.vllm_config).verifies:
         mend(manager)
 
 

@@ -22,8 +22,6 @@ class EngineSettings:
         verifier: Rule that verifies drafts: vLLM's, or one of this library.
         draft_law: Law from which a draft model draws: `request` applies the request's temperature,
             top-k, top-p and seed; `temperature` leaves it to vLLM, which applies the temperature.
-        drafter: Drafter of `Proposer`.
-        controller: Controller of `Proposer`.
 
     Raises:
         OptionError: If a value is none of its choices.
@@ -31,8 +29,6 @@ class EngineSettings:
 
     verifier: str = "vllm"
     draft_law: str = "temperature"
-    drafter: str = "suffix(width=1)"
-    controller: str = "fsm"
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():

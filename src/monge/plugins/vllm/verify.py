@@ -164,20 +164,6 @@ def draw_draft(
     return f.quantile(_law(probs), uniforms[:, 0]).clamp_min(0), probs
 
 
-def request_logits(
-    logits: Float[Tensor, "batch vocab"], rules: Any
-) -> Float[Tensor, "batch vocab"]:
-    """Return a draft's logits without the tokens that the request's top-k and top-p exclude.
-
-    Model Runner V2 draws drafts from the logits that it keeps, and verifies with these.
-
-    Args:
-        logits: Logits of a draft model, before the temperature.
-        rules: Temperature, top-k and top-p of the requests, as in `sampling_metadata`.
-    """
-    return logits.masked_fill(_request_law(logits, rules) == 0.0, -torch.inf)
-
-
 def expand_batch_to_tokens(
     x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> Tensor:

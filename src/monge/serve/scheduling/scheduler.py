@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from monge.core.errors import GrammarError, OptionError, OutOfStepError
+from monge.core.errors import GrammarError, OptionError
 from monge.engine.batch import Batch
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
@@ -412,8 +412,6 @@ class Scheduler:
                 self._prefixes.trim()
             try:
                 self._batch.join([entry.session])
-            except OutOfStepError:
-                raise
             except Exception as error:  # noqa: BLE001  of the request's own code
                 self._end(entry, "error", error)
 
@@ -432,14 +430,9 @@ class Scheduler:
         before = self._batch.num_prompt_tokens
         try:
             served = self._batch.step(num_waiting=len(self._waiting.entries))
-        except OutOfStepError:
-            raise  # no later round can succeed
         except Exception as error:  # noqa: BLE001  parts may raise anything
             self._start_over(error)
             return
-        for session in served:
-            if isinstance(session.error, OutOfStepError):
-                raise session.error
         num_tokens = self._batch.num_prompt_tokens - before
         outputs = list[tuple[Generation, Output]]()
         try:

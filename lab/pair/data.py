@@ -1,4 +1,4 @@
-"""Text for `train_default_pair.py`.
+"""Text for `lab.pair.train`.
 
 The permissively licensed corpora, and text sampled from the target.
 

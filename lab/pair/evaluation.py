@@ -1,4 +1,4 @@
-"""Losses and measurements of `train_default_pair.py`.
+"""Losses and measurements of `lab.pair.train`.
 
 The loss of both, the draft's acceptance, what a forward of each costs.
 
@@ -10,12 +10,14 @@ along text that the target itself continues from held-out prompts.
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
-from default_pair_data import COOL, Corpus, cached, draw_prompts, sample_rows, seeded
 from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+from lab.pair.data import COOL, Corpus, cached, draw_prompts, sample_rows, seeded
 
 MAX_ROWS = 24
 MAX_LOSS_ROWS = 64
@@ -30,7 +32,8 @@ def arithmetic(device: str) -> torch.dtype:
 
 def load(folder: Path, device: str) -> PreTrainedModel:
     """Loads a model for inference."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=arithmetic(device)).eval().to(device)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=arithmetic(device))
+    return model.eval().to(device)
 
 
 @torch.inference_mode()
@@ -141,7 +144,8 @@ def evaluate_draft(
         report[name] = {"held_out_text": compare_laws(draft, target, rows, starts, 1.0)}
         for temperature in TEMPERATURES:
             # Greedy text is judged by the argmax alone, which no temperature moves.
-            measured = compare_laws(draft, target, *texts[temperature][name], temperature or 1.0)
+            own_rows, own_starts = texts[temperature][name]
+            measured = compare_laws(draft, target, own_rows, own_starts, temperature or 1.0)
             kept = measured if temperature else {"greedy_agreement": measured["greedy_agreement"]}
             report[name][f"own_text_at_{temperature}"] = kept
     first = next(iter(report.values()))
@@ -170,7 +174,7 @@ def token_latency_s(model: PreTrainedModel, num_tokens: int = 200) -> float:
 
 def measure_pair(
     draft: PreTrainedModel, target: PreTrainedModel, held_out: dict[str, Corpus], texts: dict
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Returns the target's losses, the draft's acceptance and, on the CPU, what a forward of each costs."""
     report = {
         "target_held_out": held_out_losses(target, held_out),

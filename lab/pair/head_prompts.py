@@ -3,7 +3,7 @@
 The target answers them itself: `monge train eagle3 --target smollm2 --data prompts.jsonl --out my-head`.
 All sources may be redistributed; test sets (MT-Bench, HumanEval, GSM8K test, ...) are not among them.
 
-    python examples/head_prompts.py DATA_FOLDER prompts.jsonl
+    python -m lab.pair.head_prompts DATA_FOLDER prompts.jsonl
 """
 
 import gzip
@@ -12,6 +12,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 TASKS = (
     "Summarize the following text:",
@@ -49,7 +50,7 @@ def passages(folder: Path, rng: random.Random, *, each: int) -> Iterator[str]:
             yield f"{task}\n\n{text[start : start + rng.randrange(300, 800)].strip()}"
 
 
-def _rows(path: Path) -> Iterator[dict[str, object]]:
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8") as file:
         yield from map(json.loads, file)
 

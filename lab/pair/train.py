@@ -1,8 +1,8 @@
 """Trains the default pair: the target by next-token cross entropy, the draft by distillation from it.
 
-    python examples/train_default_pair.py target --data DATA --out OUT --init PAIR/target [--fresh [--family gpt_neox]]
-    python examples/train_default_pair.py draft --data DATA --out OUT --target PAIR/target [--init PAIR/draft]
-    python examples/train_default_pair.py evaluate --data DATA --out OUT --target PAIR/target --draft PAIR/draft
+    python -m lab.pair.train target --data DATA --out OUT --init PAIR/target [--fresh [--family gpt_neox]]
+    python -m lab.pair.train draft --data DATA --out OUT --target PAIR/target [--init PAIR/draft]
+    python -m lab.pair.train evaluate --data DATA --out OUT --target PAIR/target --draft PAIR/draft
 
 `DATA` holds `corpus/` and `prompts/`. A rerun of a command continues where it stopped; Ctrl-C saves
 first. `--device cuda` trains on a GPU. With `--minutes` the schedule follows the clock where it
@@ -26,7 +26,19 @@ from pathlib import Path
 
 import torch
 import transformers
-from default_pair_data import (
+from torch import Tensor
+from torch.nn import functional
+from tqdm import tqdm
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from lab.pair.data import (
     COOL,
     DOMAINS,
     MOST_PROMPT_TOKENS,
@@ -39,7 +51,7 @@ from default_pair_data import (
     save_atomically,
     seeded,
 )
-from default_pair_evaluation import (
+from lab.pair.evaluation import (
     arithmetic,
     evaluate_draft,
     held_out_losses,
@@ -48,17 +60,6 @@ from default_pair_evaluation import (
     loss_weights,
     measure_pair,
     own_text,
-)
-from torch import Tensor
-from torch.nn import functional
-from tqdm import tqdm
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 # Of the step and the progress, from 0 to 1, to a value to show.

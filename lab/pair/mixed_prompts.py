@@ -2,8 +2,8 @@
 
 Prompts of six kinds, one a line with its task, for `--prompts`.
 
-    python examples/mixed_prompts.py FOLDER --per-task 5 --out mixed.jsonl
-    python -m lab.matrix --controllers --mixed --prompts mixed.jsonl
+    python -m lab.pair.mixed_prompts FOLDER --per-task 5 --out mixed.jsonl
+    monge bench decode --prompts mixed.jsonl
 
 FOLDER holds the published files, by these names: `gsm8k_test.jsonl` (openai/grade-school-math),
 `humaneval.jsonl.gz` (openai/human-eval), `mt_bench_question.jsonl` (lm-sys/FastChat) and

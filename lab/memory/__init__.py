@@ -1,1 +1,0 @@
-"""Memory of a decoder, over thousands of rounds in every backend."""

@@ -1,0 +1,1 @@
+"""How the models that ship in the package were made."""

@@ -1,1 +1,0 @@
-"""Plots of the JSON files that commands write."""
