@@ -9,7 +9,6 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lab.command import run
-from lab.verify.launches import measure_launches
 from lab.verify.laws import RULES, VOCAB_SIZES, measure_laws
 from lab.verify.measure import QUICK, VerifySettings, measure
 from monge.backends.cpu.law_masses import load_law_masses
@@ -42,14 +41,6 @@ def main(
         options.MEASURING,
         "Measure laws of logits under sampling rules in place of rules; trees under the same.",
     ),
-    launches: bool = options.switch(
-        "--launches",
-        options.MEASURING,
-        "Count what a device launches for verdicts of trees, as written and compiled, on a CPU.",
-    ),
-    uncompiled: bool = options.switch(
-        "--uncompiled", options.MEASURING, "On a GPU, capture verdicts as they are written."
-    ),
     batch: list[int] | None = options.measuring(
         None, "Nodes or trees of one measurement; may be repeated.", VerifySettings().batch_sizes
     ),
@@ -71,14 +62,13 @@ def main(
     of a batch, each from other draws. A rule that is too slow at a size, or not exact for the candidates, is
     listed with the reason. With `--laws` the law of one row of logits is made under several sampling
     rules, peaked and flat, beside that at temperature 1; with `--tree` too, trees are verified under
-    each of them. With `--launches` nothing is timed. With `--json` the last line of standard output is one JSON object.
+    each of them. With `--json` the last line of standard output is one JSON object.
 
     **Examples**
 
         python -m lab.verify --quick
         python -m lab.verify --rules optimal --rules k_seq --vocab 131072 --candidates 8
         python -m lab.verify --laws --repeats 50
-        python -m lab.verify --launches
         python -m lab.verify --laws --tree "chain(3)" --rules block --vocab 49152 --support 0 --batch 1
         python -m lab.verify --vocab 49152 --support 64 --tree "chain(4)" --tree "fixed_width((4, 1, 1, 1), 'iid')"
     """
@@ -104,16 +94,8 @@ def main(
     settings = replace(
         QUICK if quick else VerifySettings(),
         **{name: tuple(some) for name, some in lists.items() if some},
-        **options.given(
-            repeats=repeats, sampling=RULES if laws else None, uncompiled=uncompiled or None
-        ),
+        **options.given(repeats=repeats, sampling=RULES if laws else None),
     )
-    if launches:
-        document = measure_launches(replace(settings, vocab_sizes=tuple(vocab or (131072,))))
-        report_launches(document)
-        if as_json:
-            print(json.dumps(document))
-        return
     columns, console = (
         (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}")),
         notes(),
@@ -184,18 +166,6 @@ def report_laws(document: dict[str, Any]) -> None:
         output(110).print(shown)
     if (note := busy_note()) is not None:
         output(110).print(note, style="yellow", markup=False)
-
-
-def report_launches(document: dict[str, Any]) -> None:
-    """One row a tree and rule."""
-    shown = Table(box=SIMPLE_HEAD)
-    columns = {"as written": "operations", "compiled": "kernels"}
-    for column in ("tree", "rule", *columns, "s to compile"):
-        shown.add_column(column, justify="left" if column in {"tree", "rule"} else "right")
-    for one in document["cells"]:
-        counts = (str(one[name]) for name in columns.values())
-        shown.add_row(one["tree"], one["rule"], *counts, f"{one['compile_s']:.0f}")
-    output(110).print(shown)
 
 
 def _ranged(summary: dict[str, float], unit: float, digits: int) -> str:

@@ -21,7 +21,6 @@ from typing import Any, Final
 import torch
 
 from lab.verify.laws import read_s
-from monge.backends.compiled_functions import FunctionCompiler
 from monge.backends.cuda import FunctionGraphs, GraphCapture
 from monge.bench.provenance import provenance
 from monge.bench.statistics import RepeatSummary, paired_ratios
@@ -73,7 +72,6 @@ class VerifySettings:
         batch_sizes: Nodes, or trees, in one measurement, one request each.
         repeats: Measurements of each cell.
         limit_s: A rule whose first measurement takes longer is skipped, there and at larger sizes.
-        uncompiled: On a GPU, capture verdicts as they are.
         seed: Seed of laws and draws.
     """
 
@@ -86,7 +84,6 @@ class VerifySettings:
     batch_sizes: tuple[int, ...] = (1, 8, 32)
     repeats: int = 5
     limit_s: float = 0.5
-    uncompiled: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -195,10 +192,7 @@ class Trees:
         self._draws = RequestDraws(settings.seed)
         self._record = None
         if device.type == "cuda":  # as the compiled backend runs verdicts in the end
-            compiler = (
-                None if settings.uncompiled else FunctionCompiler(many_calls=0, is_elsewhere=False)
-            )
-            self._record = FunctionGraphs(GraphCapture(device), 0, compiler)
+            self._record = FunctionGraphs(GraphCapture(device), 0)
         vocab, support = cell["vocab"], cell["support"]
         self._num_draft_numbers = 0
         logits: dict[int, torch.Tensor] = {}

@@ -190,23 +190,7 @@ def test_without_room_other_sizes_run_as_they_are(device):
 
 
 class Sums:
-    """A function of tensors, which are scaled first, with a constant."""
-
-    def __init__(self, scale=1):
-        self.decide, self.scale = Adder(), scale
-
-    def __eq__(self, other):
-        return (self.decide, self.scale) == (other.decide, other.scale)
-
-    def __hash__(self):
-        return hash((self.decide, self.scale))
-
-    def prepare(self, one, other):
-        return self.scale * one, other
-
-
-class Adder:
-    """Its decision."""
+    """A function of tensors with a constant."""
 
     def __init__(self):
         self.kept = torch.ones(3)
@@ -223,24 +207,20 @@ class Adder:
     def constants(self, device):
         return self.kept
 
-    def trials(self, one, other):
-        yield one, other
-        yield other, one + 1
-
 
 class TestFunctions:
     """Functions beside a network, such as verdicts."""
 
     def test_are_captured_when_they_come_again(self, device):
         capture, sums = pretend.Rerun(), Sums()
-        graphs, kept = FunctionGraphs(capture, 2), weakref.ref(sums.decide.kept)
+        graphs, kept = FunctionGraphs(capture, 2), weakref.ref(sums.kept)
         for number in range(6):
             one, other = (torch.full((2, 3), number + part).to(device) for part in (0, 5))
             assert graphs(sums, (one, other)).tolist() == [6 * number + 15] * 2
             assert capture.num_captured == (number > 1)
         assert graphs(sums, (one[:1], other[:1])).tolist() == [6 * number + 15]
         assert capture.num_captured == 1, "another shape"
-        sums.decide.kept = None
+        sums.kept = None
         gc.collect()
         assert kept() is not None, "a graph reads it"
 

@@ -88,12 +88,3 @@ def test_laws_are_timed_under_sampling_rules(run):
     assert supports["equal", "temperature 1, top-k 50"] == 200, "all are equal to the last of them"
     assert {one["ratio"]["median"] for one in cells if one["rules"] == "temperature 1"} == {1.0}
     assert "must be positive; got [0, 2]" in run("--laws --vocab 0 --repeats 2").output
-
-
-def test_launches_are_counted_as_written_and_compiled(run):
-    result = run("--launches --rules block --rules k_seq --tree chain(1) --vocab 700 --json")
-    assert result.exit_code == 0, result.output
-    (cell,) = json.loads(result.output.strip().splitlines()[-1])["cells"]
-    assert (cell["rule"], cell["nodes"]) == ("block", 1)
-    assert 0 < 3 * cell["kernels"] < cell["operations"]
-    assert "none of these rules has a program" in run("--launches --rules k_seq").output

@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.backends.chain_graphs import ChainGraph, is_chain
-from monge.backends.compiled_functions import Form, FunctionCompiler
 from monge.backends.fused_layers import LayerCompiler
 from monge.backends.parity_check import (
     as_backend_error,
@@ -135,15 +134,11 @@ class _Known:
     """A function with shapes of its inputs.
 
     Attributes:
-        form: What decides; compiled once it comes often.
         num_calls: Its calls so far.
-        is_final: Whether the form will not change any more.
         graph: Its graph, if it is captured.
     """
 
-    form: Form
     num_calls: int = 0
-    is_final: bool = False
     graph: CapturedGraph | None = None
 
 
@@ -155,52 +150,37 @@ class FunctionGraphs:
     Args:
         capture: Captures work on the device.
         few_calls: Calls of a function with the same shapes that are not worth a graph.
-        compiler: Compiles functions that come often; `None` leaves them as they are.
     """
 
-    def __init__(
-        self,
-        capture: Capture,
-        few_calls: int = _FEW_CALLS,
-        compiler: FunctionCompiler | None = None,
-    ) -> None:
-        self._capture, self._few_calls, self._compiler = capture, few_calls, compiler
+    def __init__(self, capture: Capture, few_calls: int = _FEW_CALLS) -> None:
+        self._capture, self._few_calls = capture, few_calls
         self._functions = OrderedDict[Hashable, _Known]()
         self._has_memory = True
 
     def __call__(self, function: Recordable, inputs: Sequence[Tensor]) -> Tensor:
         key = function, *((tensor.shape, tensor.dtype) for tensor in inputs)
-        known = self._functions.setdefault(key, _Known(function.decide))
+        known = self._functions.setdefault(key, _Known())
         self._functions.move_to_end(key)
         if len(self._functions) > _MAX_FUNCTIONS:
             self._functions.popitem(last=False)
         known.num_calls += 1
         is_rare = known.num_calls <= self._few_calls
-        # Of trees whose shape depends on the text, most come once: nothing is kept of them.
-        if not known.is_final and not is_rare and self._compiler is not None:
-            form = self._compiler.form(function, inputs)
-            known.is_final = form is not None
-            if form is not None and form != known.form:
-                known.form, known.graph = form, None
         is_small = sum(tensor.numel() for tensor in inputs) <= _MOST_NUMBERS
+        # Of trees whose shape depends on the text, most come once: nothing is kept of them.
         if known.graph is None and is_small and not is_rare and self._has_memory:
-            known.graph = self._captured(function, known.form, inputs)
+            known.graph = self._captured(function, inputs)
         if (graph := known.graph) is None:
-            return known.form(*function.prepare(*inputs))
+            return function(*inputs)
         for static, given in zip(graph.inputs, inputs, strict=True):
             static.copy_(given, non_blocking=True)
         graph.replay()
         return graph.outputs[0].clone()
 
-    def _captured(
-        self, function: Recordable, form: Form, inputs: Sequence[Tensor]
-    ) -> CapturedGraph | None:
+    def _captured(self, function: Recordable, inputs: Sequence[Tensor]) -> CapturedGraph | None:
         static_inputs = tuple(tensor.clone() for tensor in inputs)
-        constants = form, function.decide.constants(inputs[0].device)
+        constants = function, function.constants(inputs[0].device)
         try:
-            replay, outputs = captured(
-                self._capture, lambda: (form(*function.prepare(*static_inputs)),)
-            )
+            replay, outputs = captured(self._capture, lambda: (function(*static_inputs),))
         except torch.OutOfMemoryError as error:
             self._has_memory = False
             warnings.warn(
@@ -225,7 +205,6 @@ class CudaGraphForward(ForwardProgram):
         capture: Captures it.
         uncaptured: The step that runs without a graph; `module` by default. One whose layers are
             compiled is not compiled again for every shape that occurs once.
-        functions: Compiles verdicts; see `FunctionGraphs`.
     """
 
     name = "cuda_graph"
@@ -238,10 +217,9 @@ class CudaGraphForward(ForwardProgram):
         spec: ProgramSpec,
         capture: Capture,
         uncaptured: TracedForward | None = None,
-        functions: FunctionCompiler | None = None,
     ) -> None:
         self.module, self.spec, self._capture = module, spec, capture
-        self.record = FunctionGraphs(capture, compiler=functions)
+        self.record = FunctionGraphs(capture)
         self._uncaptured = UncompiledForward(uncaptured or module, spec)
         self._prompts = PromptGraphs(partial(captured, capture), self._uncaptured.module, spec)
         self._layout: object = None
@@ -460,7 +438,6 @@ def capture_forward(
     capture: Capture,
     layers: tuple[int, ...] = (),
     compiler: LayerCompiler | None = None,
-    functions: FunctionCompiler | None = None,
 ) -> CudaGraphForward:
     """Make the forward of a network by CUDA graphs, and check it against the network.
 
@@ -469,7 +446,6 @@ def capture_forward(
         capture: Captures work on its device.
         layers: Hidden states that come with the logits.
         compiler: Compiles its layers; where it cannot, graphs run them as they are.
-        functions: Compiles verdicts.
 
     Raises:
         BackendError: If the network cannot be captured; the message gives the reason.
@@ -485,13 +461,11 @@ def capture_forward(
         try:
             with as_backend_error(f"the layers of {name} cannot be compiled"):
                 compiled = TracedForward(network, spec, compiler.adapt)
-                return _checked(
-                    network, CudaGraphForward(compiled, spec, capture, plain, functions)
-                )
+                return _checked(network, CudaGraphForward(compiled, spec, capture, plain))
         except (BackendError, UnsupportedModelError) as error:
             compiler.give_up(error)
     with as_backend_error(f"{name} cannot be captured"):
-        return _checked(network, CudaGraphForward(plain, spec, capture, functions=functions))
+        return _checked(network, CudaGraphForward(plain, spec, capture))
 
 
 def _checked(network: PreTrainedModel, step: CudaGraphForward) -> CudaGraphForward:

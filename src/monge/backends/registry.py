@@ -119,17 +119,12 @@ class Compiled(Backend):
         return model
 
     def _on_gpu(self, network: PreTrainedModel) -> HfTreeModel:
-        from monge.backends.compiled_functions import FunctionCompiler
         from monge.backends.cuda import GraphCapture, capture_forward
         from monge.backends.fused_layers import compiler_for
         from monge.backends.module_graphs import capture_module
 
         capture, compiler = GraphCapture(network.device), compiler_for(network.device)
-        can_compile = compiler is not None and compiler.obstacle is None
-        functions = FunctionCompiler() if can_compile else None
-        make_step = partial(
-            capture_forward, network, capture, compiler=compiler, functions=functions
-        )
+        make_step = partial(capture_forward, network, capture, compiler=compiler)
         return HfTreeModel(network, make_step(), make_step, partial(capture_module, capture))
 
 

@@ -1,7 +1,7 @@
 """Sampling rules, and the one function that makes laws of logits, for target and drafter alike."""
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeGuard, runtime_checkable
 
@@ -79,31 +79,14 @@ def kind_of(rules: Sequence[SamplingRules]) -> str:
 
 
 @runtime_checkable
-class Decision(Hashable, Protocol):
-    """A function of tensors that never waits for a number. Equal functions give equal results, also in another process."""
+class Recordable(Hashable, Protocol):
+    """A function of tensors that never waits for a number. Equal functions give equal results."""
 
     def __call__(self, *inputs: Tensor) -> Tensor: ...
 
     def constants(self, device: torch.device) -> object:
         """Return what it reads besides its inputs."""
         ...
-
-    def trials(self, *inputs: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Yield inputs like these, on which a compiled form must give equal results."""
-        ...
-
-
-@runtime_checkable
-class Recordable(Hashable, Protocol):
-    """A function of tensors in two parts, `decide(*prepare(*inputs))`, that never waits for a number.
-
-    Many functions share a `decide`, which is worth compiling.
-    """
-
-    @property
-    def decide(self) -> Decision: ...
-
-    def prepare(self, *inputs: Tensor) -> tuple[Tensor, ...]: ...
 
 
 Recorder = Callable[[Recordable, Sequence[Tensor]], Tensor]
@@ -112,7 +95,7 @@ Recorder = Callable[[Recordable, Sequence[Tensor]], Tensor]
 
 def launched(function: Recordable, inputs: Sequence[Tensor]) -> Tensor:
     """Run a function as it is; a `Recorder`."""
-    return function.decide(*function.prepare(*inputs))
+    return function(*inputs)
 
 
 class StackedLaws(LawSequence, Protocol):

@@ -10,8 +10,7 @@ draws without replacement in layers, whose default rule is `traversal`, determin
 search at each node.
 """
 
-import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final
@@ -83,9 +82,6 @@ _WITH_REPEATS: Final = (recursive_rejection, optimal, layer)
 """Programs that read independent draws as often as they were drawn."""
 _OF_CHAINS: Final = (walk, on_chain)
 """Programs that take chains of several lengths together."""
-_NUM_TRIALS: Final = 32
-"""Verdicts of every request that a compiled program is compared on."""
-_GOLDEN_RATIO: Final = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,17 +241,15 @@ def _answers(questions: Sequence[_Question]) -> list[Verdict | None]:
         uniforms.to(device, non_blocking=True),
         *_stacked(padded, len(children)),
     )
-    decide, rules = (
-        _Decision(first.program, children, fixed),
-        [question.rules for question in padded],
-    )
+    rules = [question.rules for question in padded]
     law: SamplingRules | str | None = same_rules(rules)
     if law is None:
         law, table = kind_of(rules), numbers_of(rules, first.logits.shape[1])
         inputs = table.to(device, non_blocking=True), *inputs
     record = launched if first.record is None else first.record
     # The host waits here, and nowhere else.
-    rows: list[list[int]] = record(_ConfiguredProgram(law, decide), inputs).tolist()
+    function = _ConfiguredProgram(law, first.program, children, fixed)
+    rows: list[list[int]] = record(function, inputs).tolist()
     return [_verdict(question, row) for question, row in zip(questions, rows, strict=False)]
 
 
@@ -277,64 +271,40 @@ def _joined(rows: Sequence[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Decision:
-    """A program for trees of one shape, whatever the sampling rules; a `Decision`."""
+class _ConfiguredProgram:
+    """A program for trees of one shape, with its settings; a `Recordable`.
 
+    Args:
+        law: The sampling rules, or their kind: `numbers_of` the requests are then the first input.
+        program: The program.
+        children: Shape of the trees.
+        fixed: Number of deterministic candidates of each node beside drawn ones.
+    """
+
+    law: SamplingRules | str
     program: Program
     children: tuple[tuple[int, ...], ...]
     fixed: tuple[int, ...]
 
-    def __call__(
-        self, probs: Tensor, token_ids: Tensor, uniforms: Tensor, *laws: Tensor
-    ) -> Int64[Tensor, "requests numbers"]:
+    def __call__(self, *inputs: Tensor) -> Int64[Tensor, "requests numbers"]:
         """Return accepted nodes, the next token, the used uniforms, and the path."""
+        if isinstance(self.law, SamplingRules):
+            logits, token_ids, uniforms, *laws = inputs
+            probs = probs_of_all(self.law, logits)
+        else:
+            numbers, logits, token_ids, uniforms, *laws = inputs
+            probs = probs_by_numbers(self.law, numbers, logits)
+        draft = DraftLaws(*laws) if laws else DraftLaws(uniforms[:0, :, None])
         verified = self.program(
-            probs,
-            token_ids,
-            self.children,
-            DraftLaws(*laws) if laws else DraftLaws(uniforms[:0, :, None]),
-            uniforms,
-            num_fixed=self.fixed,
+            probs, token_ids, self.children, draft, uniforms, num_fixed=self.fixed
         )
-        numbers = [verified.num_accepted, verified.next_token, verified.num_uniforms]
-        return torch.cat([torch.stack(numbers, 1), verified.path], 1)
+        counts = [verified.num_accepted, verified.next_token, verified.num_uniforms]
+        return torch.cat([torch.stack(counts, 1), verified.path], 1)
 
     def constants(self, device: torch.device) -> object:
-        """See `Decision`."""
+        """See `Recordable`."""
         shape = frozen(self.children)
         return TreeTensors.of(shape, device), Ways.of(shape, self.fixed, device)
-
-    def trials(
-        self, probs: Tensor, token_ids: Tensor, uniforms: Tensor, *laws: Tensor
-    ) -> Iterator[tuple[Tensor, ...]]:
-        """See `Decision`: the same trees with other uniforms, and without numbers."""
-        yield probs * math.nan, token_ids, uniforms, *laws
-        places = torch.arange(1, 1 + uniforms.shape[1], device=uniforms.device)
-        for trial in range(_NUM_TRIALS):
-            # Spread over [0, 1), each column in another order.
-            shifts = trial * _GOLDEN_RATIO * places
-            yield probs, token_ids, (uniforms + shifts) % 1.0, *laws
-
-
-@dataclass(frozen=True, slots=True)
-class _ConfiguredProgram:
-    """A program with its settings; a `Recordable`.
-
-    Args:
-        law: The sampling rules, or their kind: `numbers_of` the requests are then the first input.
-        decide: The program.
-    """
-
-    law: SamplingRules | str
-    decide: _Decision
-
-    def prepare(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """See `Recordable`."""
-        if isinstance(self.law, SamplingRules):
-            logits, *others = inputs
-            return probs_of_all(self.law, logits), *others
-        numbers, logits, *others = inputs
-        return probs_by_numbers(self.law, numbers, logits), *others
 
 
 def _stacked(questions: Sequence[_Question], num_nodes: int) -> tuple[Tensor, ...]:
