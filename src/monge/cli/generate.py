@@ -25,9 +25,6 @@ def generate(
     trace: Path | None = options.option(
         None, OUTPUT, "Write windows and accepted tokens round by round, as JSON.", "nothing"
     ),
-    certificate: Path | None = options.option(
-        None, OUTPUT, "Write a record of every round, which `monge certify` replays.", "nothing"
-    ),
     html: Path | None = options.option(
         None, OUTPUT, "Write a page that shows every token and every verified tree.", "nothing"
     ),
@@ -48,12 +45,10 @@ def generate(
         cat letter.txt | monge generate --drafter ngram --max-new-tokens 40
         monge generate "Once" --controller goodput --trace rounds.json
         monge generate "Once" --temperature 1 --html run.html
-        monge generate "Once" --temperature 1 --certificate run.json && monge certify run.json
         torchrun --nproc-per-node 2 -m monge generate "Once" --target ./my-target --tensor-parallel
         monge generate "Once" --target ./my-target --draft ./my-draft --tree "chain(6)" --verifier single_draft
     """
     options.check_out_file(trace, "--trace")
-    options.check_out_file(certificate, "--certificate")
     options.check_out_file(html, "--html")
     # The help and a wrong option need no torch, whose import takes seconds.
     from monge.cli.generation import run
@@ -67,7 +62,6 @@ def generate(
         system=system,
         tensor_parallel=bool(tensor_parallel),
         trace=trace,
-        certificate=certificate,
         html=html,
         as_json=as_json,
         verbose=bool(verbose),
