@@ -4,7 +4,6 @@ Exact text, and the published recurrences step by step.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,15 +24,11 @@ from monge.draft.token_recycling import TokenRecyclingDrafter
 from monge.draft.tree_of_paths import node_at
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
-from monge.replay.log import UnavailableError
-from monge.replay.simulate import replay_text
-from monge.replay.text import ReplayTarget
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, Style, TabularModel
 from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
-from tests.replay.toys import logged
 
 VOCAB = 3
 LEARNERS = (
@@ -135,21 +130,6 @@ def test_lossless_in_a_ragged_batch(drafter: str, slot: int) -> None:
     )
     found = output_law(lambda: make_components(table(), drafter=drafter), case)
     assert law_error(found, target_law(table(), case)) < 1e-12
-
-
-def test_replay_says_that_a_log_knows_too_little() -> None:
-    """A log has the target's laws along its texts, not at rejected nodes."""
-    log, parts = logged(table(), (1, 2)), make_components(table(), drafter="jacobi")
-    assert replay_text(parts, log, log.texts[0], TapeDraws([]))  # the target runs, and says it
-    with pytest.raises(
-        UnavailableError, match="JacobiDrafter learns what the target says at every node"
-    ):
-        replay_text(
-            replace(parts, target=ReplayTarget(log.model.vocab_size)),
-            log,
-            log.texts[0],
-            TapeDraws([]),
-        )
 
 
 @pytest.mark.parametrize("drafter", ["token_recycling", "lookahead", "jacobi"])

@@ -40,7 +40,6 @@ _TEXTS: Final = ("--system", "--config", "--trace", "--html")
 _NAME: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*(\(|$)")
 _FILES: Final = {
     "batch": "give a file of rows, *.jsonl or *.parquet",
-    "replay:run": "make a log with `monge replay record`",
 }
 """Commands whose first argument is a file, and what to do without it."""
 

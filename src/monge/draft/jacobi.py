@@ -46,7 +46,7 @@ class JacobiDrafter(ModelFreeDrafter[Guesses]):
         root, size = context.token_ids[-1], plan.nodes(plan.depth(self.num_draft_tokens))
         last = state[-1] if state else root
         chain = (*state, *(last for _ in range(size - len(state))))
-        return fixed_chain(root, chain[:size], draws)
+        return fixed_chain(root, chain[:size])
 
     def follow(self, context: Context, draft: Draft[Guesses], verdict: Verdict) -> Guesses:
         """Return the target's answers to the candidates below the accepted path.

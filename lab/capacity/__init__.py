@@ -1,1 +1,0 @@
-"""The number of replicas that a load needs, by simulation."""
