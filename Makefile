@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # One thread per process: the workers already share the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8
 # Checks of types and shapes at run time take two fifths of a suite, so that these tests alone make them, and `make nightly` in all.
-CHECKED := acceptance architecture draft heads known_bad parity property replay transport trees verify
+CHECKED := acceptance architecture draft heads known_bad parity property transport trees verify
 UNCHECKED := --jaxtyping-packages= $(CHECKED:%=--ignore=tests/%)
 
 # SmolLM2-135M-Instruct, 93 MB, Apache-2.0. With its dependencies, the package would compile another engine.

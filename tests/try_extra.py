@@ -53,10 +53,9 @@ def server(python):
 
 
 def none(folder):
-    """The package alone decodes, writes a certificate and replays it, and trains a head."""
+    """The package alone decodes, and trains a head."""
     text = ("--max-new-tokens", "8", "--seed", "1", "--temperature", "1")
-    assert monge("generate", "Once", *text, "--certificate", "run.json", folder=folder).strip()
-    assert "exact" in monge("certify", "run.json", folder=folder)
+    assert monge("generate", "Once", *text, folder=folder).strip()
     (folder / "texts.txt").write_text("Once upon a time there was a king. " * 40)
     size = ("--tokens", "2000", "--steps", "2")
     monge("train", "shape", "--out", "head", "--data", "texts.txt", *size, folder=folder)

@@ -382,12 +382,6 @@ class ServeOptions:
         SERVER,
         "Refuse fields of requests that are otherwise ignored, and named in a header.",
     )
-    certificates: bool = option(
-        False,
-        SERVER,
-        "Record requests that send `certificate: true`; the answer has the record, for "
-        "`monge certify`.",
-    )
     drain_s: int = option(
         30, SERVER, "Seconds that running requests get after SIGTERM.", flags=("--drain",), least=0
     )
@@ -426,11 +420,6 @@ class ServeOptions:
         1 << 19, LIMITS, "Log-probabilities of one answer: choices x tokens x (1 + top ones)."
     )
     max_request_bytes: int = option(4 * 1024 * 1024, LIMITS, "Largest body.")
-    max_certificate_bytes: int = option(
-        256 * 1024 * 1024,
-        LIMITS,
-        "Memory for the record of one request; one that needs more gets a 400.",
-    )
     request_timeout_s: float | int = option(
         600,
         LIMITS,

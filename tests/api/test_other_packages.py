@@ -61,7 +61,7 @@ class RepeatDrafter(Drafter[None]):
         found = []
         for context, plan, own in zip(contexts, plans, draws, strict=True):
             last = context.token_ids[-1]
-            found.append(Draft(fixed_chain(last, (last,) * plan.depth(self.count), own), None))
+            found.append(Draft(fixed_chain(last, (last,) * plan.depth(self.count)), None))
         return found
 
     def observe(self, contexts, drafts, verdicts):

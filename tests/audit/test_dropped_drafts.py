@@ -10,11 +10,10 @@ import torch
 from monge.api import built_in, load
 from monge.audit.client import Completion
 from monge.audit.gate import audited
-from monge.audit.references import LocalReference
+from monge.audit.references import LocalReference, logits_along
 from monge.audit.settings import AuditSettings
 from monge.audit.situations import situations_named
 from monge.core.text import token_ids_of
-from monge.engine.follow import logits_along
 from monge.engine.text import TOKEN_ID
 
 DEPTH = 4

@@ -63,7 +63,7 @@ def test_lists_say_what_the_command_says(run, monkeypatch, words, listed):
 @pytest.mark.parametrize(
     "command",
     [
-        *("--version", "--help", "generat", "bench --help", "bench speed", "replay", "log"),
+        *("--version", "--help", "generat", "bench --help", "bench speed", "train", "log"),
         *("chat --help", "generate --help", "serve --help"),
         *("generate Once --taget x", "chat --temperature x", "serve --portt 3"),
     ],
@@ -95,8 +95,6 @@ def test_names_and_files_are_refused_before_torch_is_imported(tmp_path):
         "tune --draft nowhere.gguf": "no file 'nowhere.gguf'",
         "generate --prompts nowhere.txt": "cannot read prompts from 'nowhere.txt'",
         "train shape --out head --data nowhere.txt": "cannot read prompts from 'nowhere.txt'",
-        "certify nowhere.json": "nowhere.json: no such file",
-        "replay run nowhere.mlog": "nowhere.mlog: no such file",
         "generate Once --top-p 3": "top_p must lie in (0, 1]; got 3.0",
         "chat --temperature -1": "temperature must be finite and >= 0",
         "generate Once --config nowhere.toml": "cannot read the configuration 'nowhere.toml'",

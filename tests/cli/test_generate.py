@@ -103,8 +103,8 @@ def test_file_of_prompts_is_decoded_as_a_batch(generate, tmp_path, name, expecte
 
 def test_html_is_a_page_of_every_text(generate, tmp_path, expected):
     (tmp_path / "prompts.txt").write_text(f"{PROMPT}\nOnce <b>")
-    path, record = tmp_path / "new" / "run.html", tmp_path / "run.json"
-    limits = ("--max-new-tokens", 12, "--html", path, "--certificate", record)
+    path = tmp_path / "new" / "run.html"
+    limits = ("--max-new-tokens", 12, "--html", path)
     assert generate("--prompts", tmp_path / "prompts.txt", *limits).exit_code == 0
     page = path.read_text()
     data = json.loads(page.partition('id="trace">')[2].partition("</script>")[0])
@@ -112,7 +112,6 @@ def test_html_is_a_page_of_every_text(generate, tmp_path, expected):
     tokens = [token for one in data["runs"][0]["rounds"] for token in one["tokens"]]
     assert [token["id"] for token in tokens] == list(expected.token_ids)
     assert "<b>" not in page
-    assert record.is_file()
     refused = generate(PROMPT, "--html", tmp_path)
     assert refused.exit_code == 2
     assert "name a file in it" in refused.stderr

@@ -7,7 +7,6 @@ from monge.cli.lazy import check_early
 from monge.core.errors import OptionError
 from monge.loading.networks import load_tokenizer
 from monge.prompts import SHIPPED, read_prompts, shipped, written
-from monge.replay.file import read_log
 from tests.bench.tiny import save_pair
 
 
@@ -123,17 +122,11 @@ def test_generate_writes_messages_by_the_template(run, templated, tmp_path):
     assert "raw text" not in said
 
 
-def test_logs_and_batches_write_messages_by_the_template(run, templated, tmp_path):
-    file, log, texts = (tmp_path / name for name in ("mine.jsonl", "run.mlog", "texts.jsonl"))
+def test_batches_write_messages_by_the_template(run, templated, tmp_path):
+    file, texts = (tmp_path / name for name in ("mine.jsonl", "texts.jsonl"))
     file.write_text(json.dumps({"messages": MESSAGES}))
     limits = ("--target", templated, "--max-new-tokens", 5)
-    result = run("replay", "record", "--prompts", file, *limits, "--no-costs", "--out", log)
-    assert result.exit_code == 0, result.stderr
     expected, _ = tokens_of(run, templated, WRITTEN)
-    (text,) = read_log(log).texts
-    tokenizer = load_tokenizer(templated)
-    assert list(text.prompt_ids) == tokenizer(WRITTEN, add_special_tokens=False)["input_ids"]
-    assert list(text.token_ids) == expected[: len(text.token_ids)]
     result = run("batch", file, texts, *limits)
     assert result.exit_code == 0, result.stderr
     assert json.loads(texts.read_text())["token_ids"] == expected

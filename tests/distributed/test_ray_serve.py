@@ -85,19 +85,6 @@ def test_args_mean_what_options_mean(replica):
         replica("one", served_model_name="")
 
 
-def test_a_replica_returns_certificates_without_folders(replica, tmp_path):
-    (tmp_path / "small").mkdir()
-    named = {"draft": str(tmp_path / "small"), "drafter": "model", "controller": ("fixed",)}
-    with TestClient(replica("one", certificates=True, **named)) as client:
-        fields = {"prompt": "abc", "max_tokens": 6, "ignore_eos": True, "certificate": True}
-        certificate = client.post("/v1/completions", json=fields).json()["certificate"]
-    header = certificate["header"]
-    assert str(tmp_path) not in str(header)
-    assert header["target"]["name"] == "built-in"
-    assert header["loading"] == {"draft": ["small"], "drafter": "model", "controller": ["fixed"]}
-    assert len(certificate["requests"][0]["token_ids"]) == 6
-
-
 def test_args_are_those_of_a_configuration():
     with pytest.raises(ValidationError, match="num_replica\n"):
         AppArgs.model_validate({"num_replica": 2})

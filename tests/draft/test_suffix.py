@@ -152,9 +152,7 @@ def test_requests_of_one_batch_draft_from_each_other_while_they_grow() -> None:
     for new in ((5,), (6,)):
         # Only the first request goes on; the others learn from it in every round.
         rows[0] = rows[0].append(new)
-        drafter.observe(
-            rows[:1], [Draft(fixed_chain(0, (), TapeDraws(())), states[0])], [plain(new[0])]
-        )
+        drafter.observe(rows[:1], [Draft(fixed_chain(0, ()), states[0])], [plain(new[0])])
     assert trees(drafter, rows, states)[1:] == [[(5,), (5, 6)], [(5,), (5, 6)]]
 
 

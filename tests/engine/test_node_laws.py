@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from monge.core.context import Context
-from monge.core.draws import TapeDraws
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import fixed_chain
 from monge.engine import sampling
 from monge.engine.sampling import NodeLaws
 
-TREE = fixed_chain(1, (2, 0, 1), TapeDraws([]))
+TREE = fixed_chain(1, (2, 0, 1))
 
 
 def laws_of(logits, temperature=0.0, processors=()):

@@ -6,10 +6,6 @@ import pytest
 import torch
 
 import monge
-from monge.audit.certify import certify
-from monge.audit.plain_forward import backend_forward
-from monge.audit.recorder import RunRecorder, weights_digest
-from monge.audit.redraft import Redrafter
 from monge.backends.cpu.packed_linear import PackedLinear
 from monge.backends.cpu.rounded_weights import round_weights
 from monge.backends.registry import BACKENDS, Compiled
@@ -18,8 +14,6 @@ from monge.engine.models.forward_program import SourceWeights, rounded_weights_o
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import num_weights
 from monge.engine.prefix_cache import PrefixCache
-from monge.loading.networks import as_sequence_model
-from tests.audit.certified import written
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network, perturbed, prompts
 
@@ -138,40 +132,6 @@ class TestDecoding:
             exact_numerics=True,
         )
         assert decoder.backend == f"compiled, {kind} weights"
-
-
-@pytest.fixture(scope="module")
-def recorded():
-    options = {"drafter": "ngram(min_ngram=1)", "backend": "compiled(weights='int4')"}
-    recorder = RunRecorder(decoder := monge.load(target=target(), **options))
-    written(recorder, prompts((3, 9, 5)), max_new_tokens=12, seed=2)
-    return decoder.components, recorder.certificate()
-
-
-class TestCertificates:
-    def test_logits_are_computed_again_to_the_last_bit(self, recorded):
-        parts, certificate = recorded
-        assert certificate.header["target"]["weights"] == "int4"
-        report = certify(
-            certificate,
-            backend_forward(parts.target),
-            vocab_size=parts.target.vocab_size,
-            redrafter=Redrafter(parts, 1e-3),
-        )
-        assert report.answer == "exact", report.findings
-        assert report.num_tokens == 36
-        assert report.logit_difference == 0.0
-
-    def test_other_weights_are_found(self, recorded):
-        _, certificate = recorded
-        other = as_sequence_model(perturbed(target()), backend="compiled(weights='int4')")
-        report = certify(certificate, backend_forward(other), vocab_size=other.vocab_size)
-        assert report.answer == "not exact"
-        assert weights_digest(other.network) != certificate.header["target"]["digest"]
-
-    def test_panels_count_in_the_digest(self):
-        digests = {weights_digest(round_weights(target(), kind)) for kind in KINDS}
-        assert len(digests) == len(KINDS)
 
 
 class TestBadInput:

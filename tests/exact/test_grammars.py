@@ -9,7 +9,6 @@ import torch
 
 from monge.api import make_components
 from monge.core.context import Context
-from monge.core.draws import TapeDraws
 from monge.core.errors import GrammarError, NonFiniteLogitsError
 from monge.core.grammar import Grammar
 from monge.core.sampling_rules import SamplingRules, law_from_logits, probs_of_all
@@ -179,7 +178,7 @@ def test_a_node_where_the_grammar_ends_in_nothing_fails_where_it_is_asked_alone(
     context = Context(
         request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=SamplingRules(temperature=0.5)
     )
-    laws = NodeLaws(torch.zeros(2, SIZE), fixed_chain(0, (1,), TapeDraws([])), context, (), state)
+    laws = NodeLaws(torch.zeros(2, SIZE), fixed_chain(0, (1,)), context, (), state)
     assert (laws[0].prob(0), laws[0].prob(1), laws[0].prob(2)) == (0.5, 0.5, 0)
     assert probs_of_all(laws.rules, laws.scores[None])[0, 1].isnan().all()
     with pytest.raises(GrammarError, match="no token can come next"):
@@ -192,7 +191,7 @@ def test_a_node_where_the_grammar_ends_in_nothing_fails_where_it_is_asked_alone(
 
 def test_laws_are_the_same_one_by_one_and_together(compiler):
     state = compiler.compile(Grammar.regex(REGEXES["open"]))
-    tree = fixed_chain(0, (2, 1, 0), TapeDraws([]))
+    tree = fixed_chain(0, (2, 1, 0))
     logits = torch.randn(4, SIZE, generator=torch.Generator().manual_seed(3))
     for rules in (SamplingRules(temperature=0.8), SamplingRules(temperature=0)):
         context = Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=rules)
@@ -208,7 +207,7 @@ def test_laws_are_the_same_one_by_one_and_together(compiler):
 def test_what_truncation_keeps_is_counted_in_the_law_of_the_grammar(compiler):
     """A grammar changes the law, as a penalty does; it is no truncation."""
     state = compiler.compile(Grammar.regex(REGEXES["open"]))
-    tree = fixed_chain(0, (2,), TapeDraws([]))
+    tree = fixed_chain(0, (2,))
     logits = torch.randn(2, SIZE, generator=torch.Generator().manual_seed(3))
     for top_k in (None, 1, 2):
         rules = SamplingRules(temperature=0.8, top_k=top_k)

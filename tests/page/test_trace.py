@@ -1,31 +1,59 @@
-"""The trace of a run says what its certificate says, for every drafter and every tree."""
+"""The trace of a run says what its verifier saw, for every drafter and every tree."""
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
-import torch
 
-from monge.audit.certificate import law_of, tree_of
-from monge.audit.recorder import RunRecorder
+from monge.api import make_components
 from monge.core.proposal import Arbitrary, Deterministic, Independent, Mixed
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder, piece_of
 from monge.page.files import page_of
 from monge.page.trace import ORIGINS, document, origins_of, rounds_of
-from tests.audit.certified import all_runs, written
+from monge.testing.tabular import RandomTable, TabularModel
+from monge.verify.base import Verifier, as_verifier
+from tests.exact.test_every_drafter import MADE
 from tests.serve.served import toy_decoder
 
-RUNS = {
-    name if name.startswith("drafter") else name.rpartition(" ")[0]: make
-    for name, make in all_runs().items()
-}
+VOCAB = 5
+TREES = (
+    "chain(3)",
+    "chain(2, 'top')",
+    "fixed_width((2, 2), 'iid')",
+    "fixed_width((2, 1), 'without_replacement')",
+    "fixed_width((3, 1), 'top')",
+    "fixed_width((3, 1), 'mixed')",
+    "fixed_width((2, 1), 'temperatures')",
+    "fixed_width((2, 1), 'shared')",
+    "paths(2, 2)",
+    "best_first(4, 2, 2)",
+    "eagle2(6, 2, 2)",
+)
+"""A tree of every builder, and of every way of drawing children."""
+
+
+def of_tree(tree):
+    target, draft = (TabularModel(RandomTable(VOCAB, seed, "positive"), VOCAB) for seed in (1, 2))
+    return make_components(target, draft, drafter="model", tree=tree)
+
+
+RUNS = MADE | {tree: lambda tree=tree: of_tree(tree) for tree in TREES}
 ACCEPTED = {"lookup", "draft", "head", "grammar"}
 
 
-def run_of(recorder, prompt=(0, 1, 0, 1), **options):
-    settings = {"max_new_tokens": 8, "keeps_trees": True} | options
-    return written(recorder, [list(prompt)], **settings)[0]
+class Watched(Verifier):
+    """A rule, and what it saw: by round, the tree, the target's laws and the verdict."""
+
+    def __init__(self, rule):
+        self.accepts, self.max_width = rule.accepts, rule.max_width
+        self.watched, self.rounds = as_verifier(rule), []
+
+    def verify(self, tree, target_laws, draws):
+        verdict = self.watched.verify(tree, target_laws, draws)
+        self.rounds.append((tree, list(target_laws), verdict))
+        return verdict
 
 
 def expected_draft_prob(tree, node):
@@ -40,38 +68,29 @@ def expected_draft_prob(tree, node):
     return law.prob(token)
 
 
-def expected_target_laws(stored, arrays):
-    """By node, what the certificate has of the target's laws."""
-    found = {}
-    for node, fields in stored["laws"]:
-        if {"ids", "token", "masses"} & set(fields):
-            found[node] = law_of(fields, arrays).prob
-        else:
-            masses = torch.softmax(arrays.get(fields["logits"]).double(), 0)
-            found[node] = masses.tolist().__getitem__
-    return found
-
-
 @pytest.mark.parametrize("name", RUNS)
-def test_a_trace_agrees_with_the_certificate(name, unchecked_types):
-    decoder = Decoder(RUNS[name](), max_batch_size=1)
-    session = run_of(recorder := RunRecorder(decoder))
+def test_a_trace_says_what_the_verifier_saw(name, unchecked_types):
+    parts = RUNS[name]()
+    watched = Watched(parts.rule)
+    decoder = Decoder(replace(parts, rule=watched), max_batch_size=1)
+    (session,) = decoder.sessions(
+        [[0, 1, 0, 1]], max_new_tokens=8, temperature=1.0, seed=1, keeps_trees=True
+    )
+    for _ in decode([session], decoder.components, max_batch_size=1):
+        pass
     rounds = rounds_of(session.records, session.request.prompt_ids, decoder)
-    certificate = recorder.certificate()
-    for shown, record, stored in zip(
-        rounds, session.records, certificate.requests[0]["rounds"], strict=True
+    for shown, record, (tree, laws, verdict) in zip(
+        rounds, session.records, watched.rounds, strict=True
     ):
-        nodes, tree = shown["nodes"], tree_of(stored["tree"], certificate.arrays)
+        nodes = shown["nodes"]
         assert tuple(node["id"] for node in nodes) == tree.token_ids
         assert tuple(node["parent"] for node in nodes) == tree.parents
-        assert shown["path"] == stored["verdict"]["path"]
-        targets = expected_target_laws(stored, certificate.arrays)
+        assert tuple(shown["path"]) == verdict.path
         for node in range(1, tree.num_nodes):
             draft = expected_draft_prob(tree, node)
             assert nodes[node]["q"] == (None if draft is None else pytest.approx(draft, abs=1e-12))
-            if tree.parents[node] in targets:
-                target = targets[tree.parents[node]](tree.token_ids[node])
-                assert nodes[node]["p"] == pytest.approx(target, abs=1e-12)
+            target = laws[tree.parents[node]].prob(tree.token_ids[node])
+            assert nodes[node]["p"] == pytest.approx(target, abs=1e-12)
         assert [token["id"] for token in shown["tokens"]] == list(record.token_ids)
         on_path = [(nodes[node]["p"], nodes[node]["q"]) for node in shown["path"]]
         pairs = [(token["p"], token["q"]) for token in shown["tokens"]]

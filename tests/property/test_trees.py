@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from monge.core.draws import SeededDraws, TapeDraws
 from monge.core.errors import LawError, MongeError, OptionError
 from monge.core.model import NodeBlock
-from monge.core.proposal import Arbitrary, ChildDraws, Deterministic, Iid, Mixed, WithoutReplacement
+from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
 from monge.core.tree import GrowingTree, depths_of, fixed_chain, root_only
 from monge.engine.models.masks import UncommittedNodes
 from tests.kit.strategies import dense_law
@@ -90,29 +90,12 @@ def test_a_lone_root_is_what_grows_from_nothing():
     assert root_only(9) == GrowingTree(9).finish()
 
 
-class AskedDraws(TapeDraws, ChildDraws):
-    """Notes which nodes it is asked about."""
-
-    def __init__(self):
-        super().__init__([])
-        self.asked = []
-
-    def draw_children(self, path, proposal):
-        self.asked.append((path, proposal))
-        return proposal.draw(self)
-
-
 @pytest.mark.parametrize("token_ids", [(), (4,), (4, 5, 4)])
 def test_a_fixed_chain_is_what_grows_by_single_candidates(token_ids):
     grown, node = GrowingTree(9), 0
     for token in token_ids:
         (node,) = grown.grow(node, Deterministic((token,)), TapeDraws([]))
-    assert fixed_chain(9, token_ids, TapeDraws([])) == grown.finish()
-    draws = AskedDraws()
-    assert fixed_chain(9, token_ids, draws) == grown.finish()
-    assert draws.asked == [
-        (token_ids[:depth], Deterministic((token,))) for depth, token in enumerate(token_ids)
-    ]
+    assert fixed_chain(9, token_ids) == grown.finish()
 
 
 def test_repeats_are_one_node_offered_twice():

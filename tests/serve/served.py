@@ -14,7 +14,6 @@ from monge.api import make_components
 from monge.engine.chat_format import InstructionFormat
 from monge.engine.decoder import Decoder
 from monge.options import ServeOptions
-from monge.serve.api.request_parser import RequestRecorder
 from monge.serve.http.app import create_app
 from monge.serve.http.connections import ConnectionLimits
 from monge.serve.run import DrainingServer, listen, url_of
@@ -67,13 +66,11 @@ def slow_decoder(max_batch_size: int = 8) -> Decoder:
     return toy_decoder(slow, max_batch_size=max_batch_size)
 
 
-def toy_app(
-    decoder: Decoder | None = None, *, recorder: RequestRecorder | None = None, **options
-) -> FastAPI:
+def toy_app(decoder: Decoder | None = None, **options) -> FastAPI:
     decoder = decoder or toy_decoder()
     given = ServeOptions(**({"served_model_name": "toy"} | options))
     decoder.chat_format = InstructionFormat(decoder.tokenizer)
-    return create_app(decoder, given, recorder=recorder)
+    return create_app(decoder, given)
 
 
 @contextmanager

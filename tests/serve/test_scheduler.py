@@ -258,9 +258,9 @@ def test_clients_and_requests_of_one_client_take_turns(asked, order):
 
 
 def test_a_round_looks_at_nothing_that_waits(monkeypatch):
-    looked, honest = [], Generation.is_oversized.fget
-    watched = property(lambda one: looked.append(1) or honest(one))
-    monkeypatch.setattr(Generation, "is_oversized", watched)
+    looked, slot = [], Generation.deadline
+    watched = property(lambda one: looked.append(1) or slot.__get__(one), slot.__set__)
+    monkeypatch.setattr(Generation, "deadline", watched)
     with Scheduler(decoder(max_batch_size=1), ServeOptions(max_waiting=1000)) as scheduler:
         first, gate = held(scheduler, tokens=5)
         many = [submit(scheduler, generation(1), deadline_s=600) for _ in range(500)]

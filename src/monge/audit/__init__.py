@@ -1,7 +1,4 @@
-"""Audits of servers: does this engine sample from the distribution of its target model?
-
-Certificates of single requests are in `monge.audit.recorder` and `monge.audit.certify`.
-"""
+"""Audits of servers: does this engine sample from the distribution of its target model?"""
 
 import typing
 from importlib import import_module as _import_module
@@ -15,7 +12,7 @@ __all__ = ["InconclusiveError", "assert_lossless"]
 
 
 def __getattr__(name: str) -> object:
-    # Imported late: it needs httpx, which certificates do not.
+    # Imported late: it needs httpx, which the command's help does not.
     if name in __all__:
         _require("audit", f"monge.audit.{name}")
         return getattr(_import_module("monge.audit.gate"), name)

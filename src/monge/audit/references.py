@@ -6,7 +6,7 @@ log-probabilities under speculation.
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from monge.audit.client import (
@@ -27,15 +28,15 @@ from monge.audit.client import (
 from monge.audit.structured import goes_on, may_end
 from monge.audit.token_law import END, TokenLaw, law_of_logprobs, truncated
 from monge.core.errors import OptionError
-from monge.core.model import SequenceModel
+from monge.core.model import NodeBlock, SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.core.text import token_ids_of
-from monge.engine.follow import logits_along
 from monge.engine.text import PART, TOKEN_ID, TokenTexts
 
 _UNNAMED: Final = "\N{REPLACEMENT CHARACTER}"
 _SORTED: Final = 256
 """Most probable tokens to which sampling rules are applied."""
+_SEQUENCE: Final = -1  # no number of a request
 
 
 @runtime_checkable
@@ -80,6 +81,27 @@ def token_names(completion: Completion, eos_names: frozenset[str]) -> tuple[str,
     if completion.finish == "stop" and names[-1:] != [END]:
         names.append(END)
     return tuple(names)
+
+
+def logits_along(
+    model: SequenceModel, token_ids: Sequence[int], first: int, *, piece: int = 256
+) -> Iterator[Float[Tensor, "nodes vocab"]]:
+    """Yield the next-token logits after `token_ids[: first + 1]`, ..., after the whole text.
+
+    Args:
+        model: The model; nothing else may use it meanwhile.
+        token_ids: The text.
+        first: Tokens before the first one whose logits are wanted.
+        piece: Tokens of a forward: it bounds the logits that are held, not the text.
+    """
+    model.open({_SEQUENCE: token_ids[:first]})
+    try:
+        for start in range(first, len(token_ids), piece):
+            part = tuple(token_ids[start : start + piece])
+            yield model.extend({_SEQUENCE: NodeBlock.chain(part)})[_SEQUENCE]
+            model.commit({_SEQUENCE: range(len(part))})
+    finally:
+        model.close(_SEQUENCE)
 
 
 class LocalReference:

@@ -65,6 +65,8 @@ class Call:
     seed: int
     truncation: Mapping[str, Any] = field(default_factory=dict)
     """Top-k, top-p and min-p, where they are set."""
+    eos_ids: frozenset[int] = frozenset()
+    """Tokens that end a text of this library; the host's arms have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +176,7 @@ class MongeArm(Arm):
         place = (call.temperature, len(call.prompt_ids))
         shared = self.shared_states.setdefault(place, SharedState())
         components = replace(self._components(pair), shared=shared)
-        decoder = Decoder(components, max_batch_size=len(call.prompt_ids))
+        decoder = Decoder(components, eos_ids=call.eos_ids, max_batch_size=len(call.prompt_ids))
         results = decoder.generate(
             call.prompt_ids,
             max_new_tokens=call.max_new_tokens,

@@ -17,11 +17,6 @@ COMMANDS: Final = {
     "acceptance": "acceptance",
     "tune": "tune",
     "audit": "audit",
-    "certify": "certify",
-    "replay": group(
-        "Record a run of the target, and replay other components on it.",
-        {"record": "replay:record", "run": "replay:run"},
-    ),
     "train": group(
         "Train heads that draft.",
         {"shape": "train:shape", "eagle3": "train:eagle3"},

@@ -24,9 +24,6 @@ def generate(
     trace: Path | None = options.option(
         None, OUTPUT, "Write windows and accepted tokens round by round, as JSON.", "nothing"
     ),
-    certificate: Path | None = options.option(
-        None, OUTPUT, "Write a record of every round, which `monge certify` replays.", "nothing"
-    ),
     html: Path | None = options.option(
         None, OUTPUT, "Write a page that shows every token and every verified tree.", "nothing"
     ),
@@ -47,11 +44,9 @@ def generate(
         cat letter.txt | monge generate --drafter ngram --max-new-tokens 40
         monge generate "Once" --controller goodput --trace rounds.json
         monge generate "Once" --temperature 1 --html run.html
-        monge generate "Once" --temperature 1 --certificate run.json && monge certify run.json
         monge generate "Once" --target ./my-target --draft ./my-draft --tree "chain(6)" --verifier single_draft
     """
     options.check_out_file(trace, "--trace")
-    options.check_out_file(certificate, "--certificate")
     options.check_out_file(html, "--html")
     # The help and a wrong option need no torch, whose import takes seconds.
     from monge.cli.generation import run
@@ -64,7 +59,6 @@ def generate(
         is_chat=is_chat,
         system=system,
         trace=trace,
-        certificate=certificate,
         html=html,
         as_json=as_json,
         verbose=bool(verbose),

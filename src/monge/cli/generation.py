@@ -30,7 +30,6 @@ from monge.engine.batch import decode
 from monge.engine.decoder import Decoder, piece_of
 from monge.engine.result import GenerationStats, rounds_of
 from monge.engine.session import Session
-from monge.loading.sources import BUILT_IN
 from monge.options import LoadOptions, SamplingOptions, changed
 from monge.prompts import Prompt, as_message, read_prompts, written
 
@@ -47,7 +46,6 @@ def run(
     is_chat: bool,
     system: str | None,
     trace: Path | None,
-    certificate: Path | None,
     html: Path | None,
     as_json: bool,
     verbose: bool,
@@ -61,17 +59,11 @@ def run(
         raise OptionError(
             "--system and --chat-template say how a message is written; give --chat beside them"
         )
-    plain = loaded(load)
-    recorder = None
-    if certificate is not None:
-        from monge.audit.recorder import recorder_of
-
-        recorder = recorder_of(plain, load, lambda name: BUILT_IN if name is None else name)
-    decoder = plain if recorder is None else recorder.decoder
+    decoder = loaded(load)
     encoded = [written(entry, decoder.encode_chat) for entry in shown]
     say_raw_text(decoder.tokenizer, shown, "--chat writes them as messages")
     keeps: dict[str, Any] = {} if html is None else {"keeps_trees": True}
-    sessions = (recorder or decoder).sessions(encoded, **changed(sampling), **keeps)
+    sessions = decoder.sessions(encoded, **changed(sampling), **keeps)
     say_memory(decoder)
     if verbose:
         say_parts(decoder, sessions[0].request.controller)
@@ -90,10 +82,6 @@ def run(
         write_document({"completions": completions}, trace.parent, trace.name)
     if html is not None:
         _write_page(html, decoder, sessions, completions)
-    if recorder is not None and certificate is not None:
-        path = recorder.certificate().write(certificate)
-        size = f"{path.stat().st_size / 1e6:.1f} MB"
-        say(f"record of the run: {path}, {size}; next: monge certify {path}", "dim")
     _leave([completion["error"] for completion in completions], is_complete=is_complete)
 
 

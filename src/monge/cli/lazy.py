@@ -35,13 +35,11 @@ _PROMPTS: Final = ("prompts", "file", "data")
 NO_PROMPT: Final = (
     'no prompt; write one, e.g. monge generate "The history of", or use --prompts or a pipe'
 )
-_TEXTS: Final = ("--system", "--config", "--trace", "--certificate", "--html")
+_TEXTS: Final = ("--system", "--config", "--trace", "--html")
 """Options of `monge generate` with a value, beside those of `monge.options`."""
 _NAME: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*(\(|$)")
 _FILES: Final = {
     "batch": "give a file of rows, *.jsonl or *.parquet",
-    "certify": "make one with `monge generate --certificate FILE`",
-    "replay:run": "make a log with `monge replay record`",
 }
 """Commands whose first argument is a file, and what to do without it."""
 

@@ -46,7 +46,6 @@ def serve(
         monge serve ./my-target ./my-draft --tree "chain(6)" --max-batch-size 16
         monge serve ./my-target --drafter ngram --controller goodput --port 8080
         monge serve --controller goodput --controller fixed
-        monge serve --certificates
         MONGE_API_KEY=secret monge serve ./my-target --host 0.0.0.0
         monge serve ./my-target --ray --address auto --autoscale 1:8 --gpus-per-replica 1
     """
@@ -62,11 +61,10 @@ def serve(
 
 
 def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
-    from monge.audit.recorder import recorder_of
     from monge.cli.generation import loaded
     from monge.serve import run
     from monge.serve.http.app import create_app
-    from monge.serve.settings import checked_options, hosts_to_accept, is_loopback, served_name
+    from monge.serve.settings import checked_options, hosts_to_accept, is_loopback
 
     is_open = not (options.has_keys or is_loopback(options.host))
     options = replace(options, allowed_hosts=hosts_to_accept(options))
@@ -74,9 +72,7 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
     set_threads(options.threads)
     with run.listen(options.host, options.port) as listener:
         decoder = loaded(load)
-        # Certificates name the models without their folders, as clients know them.
-        recorder = recorder_of(decoder, load, served_name) if options.certificates else None
-        app = create_app(decoder, options, recorder=recorder)
+        app = create_app(decoder, options)
         url = run.url_of(listener, is_secure=options.ssl_certfile is not None)
         where = f"serving {options.served_model_name} at {url}/v1; in a browser: {url}/"
         _say(decoder, where, verbose=options.verbose, is_open=is_open)

@@ -2,46 +2,46 @@
 
 import json
 import shlex
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import compress
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 
+from rich.table import Table
+
 from monge.bench.pair import Pair, load_pair
-from monge.bench.provenance import busy_note
+from monge.bench.provenance import busy_note, provenance
+from monge.bench.tune import FREE, Candidate, Workload, arms_of, grid, lengths, search
 from monge.cli import options
-from monge.cli.console import say, show, write_document
-from monge.cli.options import option, panel, switch
-from monge.cli.progress import working
-from monge.cli.replay import LENGTH, decoder_of, further_drafters, recorded, show_replay
+from monge.cli.console import plain_table, print_tables, say, show, write_document
+from monge.cli.options import option, panel
+from monge.cli.progress import call_bar, working
 from monge.config import write_config
 from monge.core.errors import OptionError
-from monge.core.sampling_rules import SamplingRules
+from monge.core.text import token_ids_of
+from monge.core.words import counted
+from monge.draft.by_name import drafters_in, options_of
 from monge.engine.chat_format import TemplateFormat
 from monge.loading.sources import ModelSource
-from monge.options import OUTPUT, LoadOptions, SamplingOptions, changed
-from monge.prompts import Prompt, as_message, read_prompts, shipped, written
-from monge.replay.configuration import MODEL, Configuration
-from monge.replay.file import write_log
-from monge.replay.log import LawLog
-from monge.replay.tune import tune as search
+from monge.options import LAW, OUTPUT, LoadOptions, SamplingOptions, changed
+from monge.prompts import Prompt, as_message, interleaved, read_prompts, shipped, written
 
-CONFIRMING: Final = 3
-"""Configurations, and passes over the prompts, that `--confirm` measures."""
+LENGTH: Final = 64
+"""Most tokens of a text."""
 SHORTEST: Final = 8
 """Fewest tokens of a text from which anything is concluded."""
-TUNE: Final = "Tuning"
-_tune: Final = panel(TUNE)
-FREE: Final = ("suffix",)
-"""Drafters that need no model and no head, tried besides none and n-grams."""
-PLAIN: Final = Configuration(drafter="none")
+_SHOWN: Final = 8
+"""Rows of the table."""
+PLAIN: Final = {"drafter": "none"}
+_EXPECTED: Final = (
+    "{mean:.2f} times plain decoding, 95% interval over prompts {low:.2f} to {high:.2f}"
+)
+_tune: Final = panel("Tuning")
 
 
 @options.command(
-    only=(*options.NETWORKS, "temperature", "max_new_tokens"),
+    only=(*options.NETWORKS, *LAW, "max_new_tokens"),
     one=("draft",),
     defaults={"max_new_tokens": LENGTH},
 )
@@ -54,18 +54,15 @@ def tune(
     ),
     load: LoadOptions,
     sampling: SamplingOptions,
-    max_prompts: int = _tune(6, "Prompts that are logged."),
+    max_prompts: int = _tune(6, "Prompts that are decoded."),
     drafter: list[str] | None = _tune(
         None,
         "Try this drafter too; may be repeated.",
-        f"none, ngram, {', '.join(FREE)}, and --draft",
+        f"none, {', '.join(FREE)}, and --draft",
     ),
-    confirm: bool = switch(
-        "--confirm", TUNE, "Run the three best, and plain decoding, against the clock."
-    ),
-    repeats: int = _tune(2, "Passes over the log."),
-    seed: int = _tune(0, "Of texts and passes."),
-    out: Path = option(Path("tune"), OUTPUT, "Folder for log and JSON."),
+    repeats: int = _tune(3, "Passes over the prompts in the last round."),
+    seed: int = _tune(0, "Of all texts."),
+    out: Path = option(Path("tune"), OUTPUT, "Folder for JSON."),
     save: Path | None = option(
         None,
         OUTPUT,
@@ -75,28 +72,26 @@ def tune(
     as_json: options.Json = False,
     markdown: options.Markdown = False,
 ) -> None:
-    """Find the fastest configuration for your prompts on this machine.
+    """Find the fastest settings for your prompts on this machine, by the clock.
 
-    The target writes a continuation of every prompt once, which is logged; rounds of several sizes
-    are timed; then drafters, trees, verifiers, depths and controllers are replayed on the log.
-    A chat model is asked your prompts as messages, and texts that end at once are left out.
-    Drafters that need nothing are tried, the draft model or head of `--draft`, and the head that
-    ships for the target. The last lines are the recommended command, the same call in Python, and the expected speed-up.
-    `--confirm` measures the best ones and plain decoding, and recommends the fastest one by the
-    clock. `--save` writes the recommended options to a file for `--config` and `monge.load`.
+    Drafters, trees, verifiers and controllers decode your prompts side by side, and after every
+    round the faster half stays. The last round compares three settings with plain decoding. Tried
+    are drafters that need nothing, the draft model or head of `--draft`, and the head that ships
+    for the target. A chat model is asked your prompts as messages. Texts that end at once are left
+    out. The last lines are the recommended command, the same call in Python, and its speed-up.
 
     **Examples**
 
         monge tune
-        monge tune --prompts mine.jsonl --temperature 0.8 --confirm
+        monge tune --prompts mine.jsonl --temperature 0.8
         monge tune --prompts mine.jsonl --save monge.toml && monge serve --config monge.toml
         monge tune --target ./my-target --draft ./my-draft --prompts mine.txt --json
-        monge tune --draft my-head --drafter suffix --drafter "pool('ngram', 'head')"
+        monge tune --draft my-head --drafter "pool('ngram', 'head')"
     """
     options.check_positive(max_prompts=max_prompts, repeats=repeats)
     options.check_out_folder(out)
     options.check_out_file(save, "--save")
-    shown = (read_prompts(prompts) if prompts else shipped(per_task=1))[:max_prompts]
+    shown = (read_prompts(prompts) if prompts else shipped(per_task=2))[:max_prompts]
     if load.draft is None:
         load = replace(load, draft=ModelSource.of(load.target).head)
     with working("loading the models"):
@@ -105,152 +100,145 @@ def tune(
         if any(prompt.messages is None for prompt in shown):
             say("this model has a chat template: prompts are written as messages", "dim")
         shown = tuple(map(as_message, shown))
-    rules = SamplingRules(temperature=sampling.temperature)
-    further = further_drafters(pair, [*FREE, *(drafter or ())])
-    recording = {"seed": seed, "max_new_tokens": sampling.max_new_tokens}
-    log = recorded(pair, shown, rules, drafters=further, **recording)
-    log, shown = _without_short(log, shown)
-    with working() as work:
-        stage = work.stage("replaying")
-        document = search(
-            log,
-            pair.draft_model,
-            repeats=repeats,
-            seed=seed,
-            target=pair.target_again() if further else None,
-            drafters=further,
-            on_text=stage.advance,
-            on_grid=partial(stage.restart, "replaying"),
-        )
-        replayed = document["replayed"]
-        measured = _confirmed(pair, shown, replayed, log, seed=seed) if confirm else []
-    fastest = max(measured, key=lambda entry: entry["tokens_per_s"]) if measured else replayed[0]
-    best, predicted = Configuration(**fastest["configuration"]), replayed[0]
-    document |= {
-        "predicted_best": predicted["configuration"],
-        "best": best.settings,
-        "measured": measured,
-    }
-    files = [write_log(log, out / "run.mlog"), write_document(document, out, "tune.json")]
-    show_replay(document | {"replayed": replayed[:8]}, markdown=markdown)
-    expected = _show_expected(document, best)
-    settings = _settings(best, changed(load))
+    law = {name: getattr(sampling, name) for name in LAW if name in changed(sampling)}
+    work = Workload(
+        prompts=tuple(_ids(pair, prompt) for prompt in interleaved(shown)),
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        truncation={name: value for name, value in law.items() if name != "temperature"},
+        eos_ids=pair.decoder.eos_ids,
+        seed=seed,
+        repeats=repeats,
+    )
+    (plain,) = arms_of([PLAIN])
+    arms = arms_of(
+        grid(drafter=_own_drafter(pair), is_greedy=work.temperature == 0, further=drafter or ())
+    )
+    with working() as now:
+        stage = now.stage("decoding without drafts", len(work.prompts))
+        work = _without_short(work, lengths(pair, plain, work, on_text=stage.advance))
+    with call_bar() as on_call:
+        found = search(pair, plain, arms, work, on_call=on_call)
+    document = _document(found, work, pair)
+    print_tables([_table(document["measured"], work)], markdown=markdown)
+    for refused in document["refused"]:
+        show(f"{refused['label']}: {refused['reason']}", "yellow")
+    files = [write_document(document, out, "tune.json")]
+    best = document["measured"][0]
+    expected = _EXPECTED.format(**best["speedup"])
+    chosen = _recommended(best["settings"], changed(load))
     if save is not None:
         about = [
-            f"monge tune chose {best.label}",
-            f"expected: {expected}",
+            f"monge tune chose {best['label']}",
+            f"measured: {expected}",
             "for monge.load(config=FILE) and --config FILE; options that are given win",
         ]
-        write_config(save, settings, about)
+        write_config(save, chosen, about)
         files.append(save)
+        chosen = {"config": str(save)}
     show("written: " + ", ".join(map(str, files)))
     if pair.head is None:
-        loading = _written(options.given(target=load.target, device=load.device))
-        data = "questions.jsonl" if prompts is None else shlex.quote(str(prompts))
-        show(
-            "a head that is trained for this target may be faster: monge train eagle3"
-            f"{loading} --data {data} --out my-head; then monge tune --draft my-head tries it",
-            "dim",
-        )
+        show(_advice(load, prompts), "dim")
     show(busy_note(), "yellow")
-    asking = f" --temperature {sampling.temperature:g}" if sampling.temperature else ""
+    asking = _flags(law)
     asking += " --chat" if any(prompt.messages is not None for prompt in shown) else ""
-    chosen = settings if save is None else {"config": str(save)}
     call = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
-    show(f"use it:   monge generate PROMPT{_written(chosen)}{asking}", "bold")
+    show(f"fastest:  {best['label']}", "bold")
+    show(f"use it:   monge generate PROMPT{_flags(chosen)}{asking}", "bold")
     show(f"python:   monge.load({call})", "bold")
-    show(f"expected: {expected}", "bold")
+    show(f"measured: {expected}", "bold")
     if as_json:
         print(json.dumps(document))
 
 
-def _show_expected(document: dict[str, Any], best: Configuration) -> str:
-    """Print what was predicted and what the clock said of it; return the expected speed-up."""
-    replayed, measured = document["replayed"], document["measured"]
-    speed = f"{replayed[0]['tokens_per_s']['mean']:.1f} tokens/s"
-    show(f"\nbest by prediction: {replayed[0]['label']}, {speed}", "bold")
-    speeds = {json.dumps(entry["configuration"]): entry["tokens_per_s"] for entry in measured}
-    plain = speeds.get(json.dumps(PLAIN.settings))
-    for entry in measured:
-        times = (
-            "" if plain is None else f", {entry['tokens_per_s'] / plain:.2f} times plain decoding"
-        )
-        show(f"measured: {entry['label']}: {entry['tokens_per_s']:.1f} tokens/s{times}")
-    if measured:
-        show(f"best by the clock: {best.label}", "bold")
-    gain = next(entry["speedup"] for entry in replayed if entry["configuration"] == best.settings)
-    interval = f"95% interval over texts {gain['low']:.2f} to {gain['high']:.2f}"
-    expected = f"{gain['mean']:.2f} times plain decoding, {interval}"
-    if plain is None:
-        return expected
-    return f"{expected}; by the clock {speeds[json.dumps(best.settings)] / plain:.2f} times"
+def _advice(load: LoadOptions, prompts: Path | None) -> str:
+    loading = _flags(options.given(target=load.target, device=load.device))
+    data = "questions.jsonl" if prompts is None else shlex.quote(str(prompts))
+    return (
+        "a head that is trained for this target may be faster: monge train eagle3"
+        f"{loading} --data {data} --out my-head; then monge tune --draft my-head tries it"
+    )
 
 
-def _without_short(log: LawLog, prompts: Sequence[Prompt]) -> tuple[LawLog, Sequence[Prompt]]:
-    """Return the log and its prompts without texts that ended before they could show anything."""
-    order = list(dict.fromkeys(prompt.task for prompt in prompts))
-    placed = sorted(prompts, key=lambda prompt: order.index(prompt.task))  # as in the log
-    long = [len(text.token_ids) >= min(SHORTEST, text.max_new_tokens) for text in log.texts]
+def _ids(pair: Pair, prompt: Prompt) -> tuple[int, ...]:
+    text = written(prompt, pair.decoder.encode_chat)
+    return token_ids_of(pair.tokenizer, text) if isinstance(text, str) else tuple(text)
+
+
+def _own_drafter(pair: Pair) -> str | None:
+    """Return the name of the drafter of the head, or of the draft model, if there is one."""
+    if pair.head is not None:
+        return pair.head.partition("(")[0]
+    return None if pair.draft is None else "model"
+
+
+def _without_short(work: Workload, lengths: Sequence[int]) -> Workload:
+    """Return the prompts without those whose texts end before they can show anything."""
+    least = min(SHORTEST, work.max_new_tokens)
+    long = [length >= least for length in lengths]
     if all(long):
-        return log, placed
-    reason = f"{long.count(False)} of {len(long)} texts ended within {SHORTEST} tokens"
+        return work
+    reason = f"{long.count(False)} of {counted(len(long), 'text')} ended within {SHORTEST} tokens"
     if not any(long):
         raise OptionError(
             f"{reason}, which shows nothing about drafters; give prompts that the target answers at "
             "length: --prompts"
         )
     say(f"{reason} and are left out", "yellow")
-    return replace(log, texts=tuple(compress(log.texts, long))), tuple(compress(placed, long))
+    return replace(work, prompts=tuple(compress(work.prompts, long)))
 
 
-def _confirmed(
-    pair: Pair,
-    prompts: Sequence[Prompt],
-    replayed: Sequence[dict[str, Any]],
-    log: LawLog,
-    *,
-    seed: int,
-) -> list[dict[str, Any]]:
-    """Measure the best configurations and plain decoding, in turns, so that a slow minute slows all."""
-    best = [Configuration(**entry["configuration"]) for entry in replayed[:CONFIRMING]]
-    chosen = best if PLAIN in best else [*best, PLAIN]
-    decoders = [decoder_of(pair, configuration) for configuration in chosen]
-    speeds: list[list[float]] = [[] for _ in chosen]
-    with working() as work:
-        advance = work.stage("measuring", CONFIRMING * len(chosen) * len(prompts)).advance
-        for turn in range(CONFIRMING):
-            for decoder, speeds_of in zip(decoders, speeds, strict=True):
-                tokens, seconds = 0, 0.0
-                for number, prompt in enumerate(prompts):
-                    (result,) = decoder.generate(
-                        [written(prompt, decoder.encode_chat)],
-                        max_new_tokens=log.texts[number].max_new_tokens,
-                        temperature=log.rules.temperature,
-                        seed=seed + number,
-                    )
-                    tokens += result.stats.num_tokens
-                    seconds += result.stats.decode_s
-                    advance()
-                if turn > 0:  # the first turn warms up
-                    speeds_of.append(tokens / seconds)
-    return [
+def _document(found: Sequence[Candidate], work: Workload, pair: Pair) -> dict[str, Any]:
+    """Return what was measured as plain values for JSON, the best first, and what failed."""
+    plain = next(one for one in found if one.arm.settings == PLAIN)
+    measured = [
         {
-            "label": configuration.label,
-            "configuration": configuration.settings,
-            "tokens_per_s": median(speeds_of),
+            "label": one.arm.name,
+            "settings": dict(one.arm.settings),
+            "tokens_per_s": one.tokens_per_s,
+            "speedup": asdict(one.speedup(plain, len(work.prompts))),
+            "tokens_a_round": one.tokens_a_round,
+            "num_texts": len(one.seconds),
         }
-        for configuration, speeds_of in zip(chosen, speeds, strict=True)
+        for one in found
+        if one.failure is None
     ]
+    return {
+        "best": measured[0]["settings"],
+        "measured": measured,
+        "refused": [{"label": one.arm.name, "reason": one.failure} for one in found if one.failure],
+        "about": provenance(pair.target.device) | {"backend": str(pair.backend)},
+    }
 
 
-def _settings(best: Configuration, loading: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments of `monge.load` for a configuration; without the draft if it is not used, or is named by the drafter."""
-    if best.drafter is not None and MODEL not in best.drafter_names(None):
-        loading = {name: value for name, value in loading.items() if name != "draft"}
-    return {**loading, **best.load_arguments}
+def _table(rows: Sequence[Mapping[str, Any]], work: Workload) -> Table:
+    law = "greedy" if work.temperature == 0 else f"temperature {work.temperature:g}"
+    title = f"{counted(len(rows), 'setting')}, {counted(len(work.prompts), 'prompt')}, {law}"
+    table = plain_table(title, "setting", ("tokens/s", "x plain", "tokens a round", "texts"))
+    for row in rows[:_SHOWN]:  # plain decoding has as many texts as the first of them
+        table.add_row(
+            row["label"],
+            f"{row['tokens_per_s']:.1f}",
+            "{mean:.2f} {low:.2f}-{high:.2f}".format(**row["speedup"]),
+            f"{row['tokens_a_round']:.2f}",
+            str(row["num_texts"]),
+        )
+    if len(rows) > table.row_count:
+        table.caption = f"{len(rows) - table.row_count} slower settings are in the JSON file"
+        table.caption_justify = "left"
+    return table
 
 
-def _written(settings: dict[str, Any]) -> str:
+def _recommended(settings: Mapping[str, str], loading: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of `monge.load` for settings; without the draft where no drafter takes it."""
+    drafter = settings.get("drafter")
+    taken = {name for text in drafters_in(drafter or "model") for name in options_of(text)}
+    is_used = drafter is None or bool(taken & {"head", "model", "models"})
+    kept = {name: value for name, value in loading.items() if is_used or name != "draft"}
+    return {**kept, **settings}
+
+
+def _flags(settings: Mapping[str, Any]) -> str:
     return "".join(
         f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in settings.items()
     )

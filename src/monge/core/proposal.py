@@ -148,18 +148,11 @@ class Arbitrary(Proposal):
 
 
 class ChildDraws(ABC):
-    """A source of randomness that draws all children of a node at once, and is told where the node is.
-
-    In decoding a proposal draws its own children. Replay draws candidates *given* a known text, and
-    must know which nodes the text passes.
-    """
+    """A source of randomness that has drawn all children of a node already."""
 
     @abstractmethod
-    def draw_children(self, path: tuple[int, ...], proposal: Proposal) -> tuple[int, ...]:
-        """Return all children of a node, in drawing order, as `Proposal.draw` gives them.
-
-        The path holds the drafted tokens from the root's child down to the node.
-        """
+    def draw_children(self, proposal: Proposal) -> tuple[int, ...]:
+        """Return all children of the next node, in drawing order, as `Proposal.draw` gives them."""
 
 
 def entry_for(kind: type[Proposal], table: Mapping[type[Proposal], Entry]) -> Entry:

@@ -134,16 +134,11 @@ def chain_of(root: int, token_ids: tuple[int, ...], proposals: tuple[Proposal, .
     )
 
 
-def fixed_chain(root: int, token_ids: tuple[int, ...], draws: Draws) -> TokenTree:
-    """Return the tree of one path of deterministic candidates, which only `ChildDraws` draw."""
+def fixed_chain(root: int, token_ids: tuple[int, ...]) -> TokenTree:
+    """Return the tree of one path of deterministic candidates."""
     if not token_ids:
         return root_only(root)
-    if not isinstance(draws, ChildDraws):
-        return chain_of(root, token_ids, tuple(map(_only, token_ids)))
-    tree, node = GrowingTree(root), 0
-    for token in token_ids:
-        (node,) = tree.grow(node, _only(token), draws)
-    return tree.finish()
+    return chain_of(root, token_ids, tuple(map(_only, token_ids)))
 
 
 class GrowingTree:
@@ -237,11 +232,9 @@ class GrowingTree:
         return self.grow_level({node: proposal}, draws)[node]
 
     def _attach(self, node: int, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
-        if isinstance(draws, ChildDraws):
-            path = tuple(self.token_ids[step] for step in self.path(node))
-            tokens = draws.draw_children(path, proposal)
-        else:
-            tokens = proposal.draw(draws)
+        tokens = (
+            draws.draw_children(proposal) if isinstance(draws, ChildDraws) else proposal.draw(draws)
+        )
         node_of: dict[int, int] = {}
         for token in tokens:
             if token not in node_of:

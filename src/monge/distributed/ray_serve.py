@@ -7,7 +7,6 @@ import torch
 from fastapi import FastAPI
 from pydantic import ConfigDict, Field, create_model
 
-from monge.audit.recorder import recorder_of
 from monge.core.errors import OptionError
 from monge.distributed.batch import load_decoder
 from monge.distributed.ray_cluster import require_ray
@@ -16,7 +15,7 @@ from monge.engine.process import settle_objects
 from monge.options import HERE_ONLY, LoadOptions, Option, ServeOptions, changed, options_of
 from monge.serve.http.app import create_app
 from monge.serve.observe.metrics import Gather, ServerMetrics
-from monge.serve.settings import checked_options, served_name
+from monge.serve.settings import checked_options
 
 _NOT_OF_A_REPLICA: Final = (*HERE_ONLY, "host", "port", "use_ray", "address")
 _DEFAULTS: Final = asdict(LoadOptions()) | asdict(ServeOptions())
@@ -156,6 +155,4 @@ def replica_app(args: AppArgs, *, engine: str, gather: Gather) -> tuple[FastAPI,
     serve = checked_options(serve, load.target)
     decoder = load_decoder(load)
     metrics = ServerMetrics(str(serve.served_model_name), engine=engine, gather=gather)
-    # Certificates name the models without their folders.
-    recorder = recorder_of(decoder, load, served_name) if serve.certificates else None
-    return create_app(decoder, serve, metrics=metrics, recorder=recorder), metrics
+    return create_app(decoder, serve, metrics=metrics), metrics

@@ -61,7 +61,7 @@ class DrawnLevel(ChildDraws):
     tokens: Iterator[tuple[int, ...]]
     draws: Draws
 
-    def draw_children(self, path: tuple[int, ...], proposal: Proposal) -> tuple[int, ...]:
+    def draw_children(self, proposal: Proposal) -> tuple[int, ...]:
         tokens = next(self.tokens)
         for _ in tokens:
             self.draws.uniform()

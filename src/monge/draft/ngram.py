@@ -56,7 +56,7 @@ class NgramDrafter(ModelFreeDrafter[bytes]):
     def tree(self, context: Context, state: bytes, plan: DraftPlan, draws: Draws) -> TokenTree:
         text = _up_to_date(state, context)
         continuation = self._continuation(text, plan.nodes(plan.depth(self.num_draft_tokens)))
-        return fixed_chain(context.token_ids[-1], continuation, draws)
+        return fixed_chain(context.token_ids[-1], continuation)
 
     def follow(self, context: Context, draft: Draft[bytes], verdict: Verdict) -> bytes:
         return _up_to_date(draft.state, context)

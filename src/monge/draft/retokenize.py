@@ -87,11 +87,10 @@ class RetokenizeDrafter(Drafter[None]):
                 fixed_chain(
                     context.token_ids[-1],
                     tuple(continuations.get(context.request_id, ())[:size]),
-                    row_draws,
                 ),
                 None,
             )
-            for context, size, row_draws in zip(contexts, sizes, draws, strict=True)
+            for context, size in zip(contexts, sizes, strict=True)
         ]
 
     def close(self, context: Context) -> None:

@@ -153,7 +153,7 @@ def _forced(session: Session, components: Components) -> Draft[Any] | None:
         return None
     plan = session.limit(_FORCED_PLAN, draft_length(components.target))
     tokens = session.grammar.forced(min(plan.depth(16), plan.nodes(16)))
-    tree = fixed_chain(session.context.token_ids[-1], tokens, session.draws)
+    tree = fixed_chain(session.context.token_ids[-1], tokens)
     return Draft(tree, session.drafter_state, drafter=FORCED) if tokens else None
 
 

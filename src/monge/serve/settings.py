@@ -50,7 +50,7 @@ def checked_options(options: ServeOptions, target: str | None = None) -> ServeOp
     if options.logprobs_of not in get_args(LogprobSource):
         known = ", ".join(get_args(LogprobSource))
         raise OptionError(f"logprobs_of must be one of {known}; got {options.logprobs_of!r}")
-    sizes = ("max_request_bytes", "max_certificate_bytes", "max_choices", "max_logprobs")
+    sizes = ("max_request_bytes", "max_choices", "max_logprobs")
     for field in (*sizes, "request_timeout_s"):
         value = getattr(options, field)
         is_never = value == 0 and field == "request_timeout_s"

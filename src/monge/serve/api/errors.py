@@ -93,10 +93,6 @@ def failure(reason: GenerationFinish, response_id: str, cause: Exception | None 
     if reason == "deadline":
         text = "the request took longer than this server allows; ask for fewer tokens"
         return ApiError(504, text, code="request_timeout")
-    if reason == "oversized":
-        text = "the record takes more memory than this server allows"
-        text = f"certificate: {text}; ask for fewer tokens, or send temperature 0 or top_k"
-        return refused(text, "certificate", "certificate_too_large")
     if reason == "cancelled":
         return ApiError(503, "the server ended the request to shut down", code="shutting_down")
     return internal(response_id)

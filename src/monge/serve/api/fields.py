@@ -271,9 +271,6 @@ _CONFLICTS: Final[dict[str, Callable[[Any, dict[str, Any]], Any]]] = {
         and any(others.get("logprobs", True) is value for value in (None, False))
         and "only with logprobs"
     ),
-    "certificate": lambda is_on, others: (
-        is_on and others.get("stream") and "a stream carries none; leave stream out"
-    ),
     "prompt_logprobs": lambda _, others: others.get("stream") and "not with stream=true",
     "add_generation_prompt": lambda is_on, others: (
         is_on is bool(others.get("continue_final_message"))

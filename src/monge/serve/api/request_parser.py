@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
@@ -15,7 +15,7 @@ from monge.core.text import token_ids_of
 from monge.engine.chat_format import TemplateFormat
 from monge.engine.decoder import Decoder
 from monge.engine.logprobs import LogprobOptions
-from monge.engine.session import Request, Session
+from monge.engine.session import Request
 from monge.options import SamplingOptions, ServeOptions, options_of
 from monge.serve.api.bodies import checked
 from monge.serve.api.conversations import Message, NamedTool, Tool
@@ -56,25 +56,6 @@ class UntriedGrammar(Exception):
     def __init__(self, grammar: Grammar, param: str) -> None:
         super().__init__(param)
         self.grammar, self.param = grammar, param
-
-
-@runtime_checkable
-class RequestRecorder(Protocol):
-    """Records some of the requests that its decoder decodes; `monge.audit.recorder` has it."""
-
-    decoder: Decoder
-
-    def recorded(self, request: Request) -> Request:
-        """Return the same request, to be recorded; an `OptionError` if it cannot be recorded."""
-        ...
-
-    def num_bytes(self, session: Session) -> int:
-        """Return the memory that the record of a session takes so far."""
-        ...
-
-    def certificate(self, sessions: Sequence[Session]) -> Any:  # noqa: ANN401 (a record of `monge.audit`)
-        """Return the record of sessions that have ended; its `document()` is JSON."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +114,6 @@ class RequestParser:
         decoder: Has the tokenizer, the format of conversations and the end-of-text tokens.
         options: Limits.
         max_sequence_tokens: Largest number of tokens of a prompt and its completion.
-        recorder: Records requests that ask for it; `None` refuses them.
     """
 
     def __init__(
@@ -142,10 +122,9 @@ class RequestParser:
         options: ServeOptions,
         *,
         max_sequence_tokens: int,
-        recorder: RequestRecorder | None = None,
     ) -> None:
         self._decoder, self._options, self._chat = decoder, options, decoder.chat_format
-        self._max_sequence_tokens, self._recorder = max_sequence_tokens, recorder
+        self._max_sequence_tokens = max_sequence_tokens
         self._defaults: dict[str, Any] = DEFAULTS | dict(options.default_sampling)
         self._most_new = self._defaults.pop("max_new_tokens", None)
         vocabulary = getattr(decoder.tokenizer, "get_vocab", None)
@@ -237,7 +216,7 @@ class RequestParser:
             tools=tools,
             response_id=prefix + request_id,
             created=int(time.time()),
-            choices=tuple(self._recorded(choices) if body.certificate else choices),
+            choices=tuple(choices),
             echoes=tuple(text for text in echoes for _ in range(each)),
         )
 
@@ -481,12 +460,6 @@ class RequestParser:
                     f"{most} in an answer; ask for fewer {less}",
                     field,
                 )
-
-    def _recorded(self, choices: Iterable[Request]) -> Iterable[Request]:
-        if self._recorder is None:
-            text = "certificate: this server keeps no records; start it with --certificates"
-            raise refused(text, "certificate")
-        return map(self._recorder.recorded, choices)
 
     def _bare(self, prompt: Prompt) -> Prompt:
         """Return a prompt without the special tokens that the tokenizer puts around a text."""

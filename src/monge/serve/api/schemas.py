@@ -143,7 +143,6 @@ class SamplingRequest(create_model("_Sampling", __base__=Strict, **_SAME)):
     prompt_logprobs: NumTop | None = optional(
         "Log-probabilities of the prompt: so many of the most probable tokens at each place."
     )
-    certificate: bool | None = optional("Return the record of the rounds, for `monge certify`.")
     trace: bool | None = optional("Return the trees of the rounds, as the page shows them.")
     cache_salt: Annotated[Label, Field(min_length=1)] | None = optional(
         "Beginnings of prompts are shared with requests of the same salt only."
@@ -304,7 +303,6 @@ class ResponsesRequest(SamplingRequest, ChatSettings):
     max_output_tokens: NumNewTokens | None = None
     stream_options: Any = neutral("chunks are not padded", {}, {"include_obfuscation": False})
     n: Any = neutral("a response has one text", 1)
-    certificate: Any = neutral("a response carries no record", False)
     trace: Any = neutral("a response carries no trees", False)
     return_token_ids: Any = neutral("a response carries no token ids", False)
     prompt_logprobs: Any = neutral("a response carries no scores")

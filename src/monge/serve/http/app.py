@@ -19,7 +19,6 @@ from monge.engine.decoder import Decoder
 from monge.options import ServeOptions
 from monge.page.files import FILES, HEADERS, content_of
 from monge.serve.api.errors import ApiError, internal, of_monge
-from monge.serve.api.request_parser import RequestRecorder
 from monge.serve.api.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -102,7 +101,6 @@ def create_app(
     options: ServeOptions,
     *,
     metrics: ServerMetrics | None = None,
-    recorder: RequestRecorder | None = None,
 ) -> FastAPI:
     """Return the OpenAI-compatible application over one decoder; its scheduler starts and ends with it.
 
@@ -110,8 +108,6 @@ def create_app(
         decoder: The decoder.
         options: Options of the server. Those of the process, such as `host`, are not read.
         metrics: Metrics of the server; `None` for new ones.
-        recorder: Records requests that ask for it, and decodes all requests in place of `decoder`;
-            `None` refuses them.
 
     Returns:
         The application. `app.state.snapshot()` returns the state of its scheduler,
@@ -123,9 +119,8 @@ def create_app(
     """
     options = checked_options(options)
     metrics = metrics or ServerMetrics(str(options.served_model_name))
-    decoder = decoder if recorder is None else recorder.decoder
     scheduler = Scheduler(decoder, options, sink=metrics.observe)
-    service = Service(decoder, scheduler, options=options, metrics=metrics, recorder=recorder)
+    service = Service(decoder, scheduler, options=options, metrics=metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

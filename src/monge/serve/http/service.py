@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -14,7 +14,6 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from monge.engine.decoder import Decoder
-from monge.engine.session import Session
 from monge.engine.text import TokenTexts
 from monge.options import ServeOptions
 from monge.page.trace import drafters_of, origins_of
@@ -22,9 +21,7 @@ from monge.serve.api.answers import Answers, dumped
 from monge.serve.api.bodies import check_headers
 from monge.serve.api.grammar_trials import GrammarTrials
 from monge.serve.api.request_parser import (
-    ParsedRequest,
     RequestParser,
-    RequestRecorder,
     UntriedGrammar,
     fields_named,
 )
@@ -33,7 +30,6 @@ from monge.serve.api.responses import ResponseAnswers
 from monge.serve.api.schemas import TextRequest, TokensRequest
 from monge.serve.api.streaming import EventStream, Outputs
 from monge.serve.observe.metrics import ServerMetrics
-from monge.serve.scheduling.generation import Output
 from monge.serve.scheduling.scheduler import Scheduler, controller_of
 
 
@@ -47,16 +43,13 @@ class Service:
         *,
         options: ServeOptions,
         metrics: ServerMetrics,
-        recorder: RequestRecorder | None = None,
     ) -> None:
         self._scheduler, self._options, self._metrics = scheduler, options, metrics
-        self._recorder, self._components = recorder, decoder.components
+        self._components = decoder.components
         room = scheduler.snapshot().kv_budget_tokens
         longest = min(room, decoder.max_length or room)
         decoder.grammars.prepare()
-        self._parser = RequestParser(
-            decoder, options, max_sequence_tokens=longest, recorder=recorder
-        )
+        self._parser = RequestParser(decoder, options, max_sequence_tokens=longest)
         self._texts, self._fingerprint = TokenTexts(decoder.tokenizer), _fingerprint(decoder)
         self._worker = RequestWorker("monge-requests", options.max_waiting)
         self._writer = RequestWorker("monge-answers")
@@ -125,7 +118,6 @@ class Service:
             arrived=arrived,
             client=_client(request),
             deadline_s=self._options.request_timeout_s or math.inf,
-            is_oversized=self._record_check(parsed),
         )
         request.state.figures.update(prompt_tokens=parsed.num_prompt_tokens)
         outputs.figures = request.state.figures
@@ -142,8 +134,8 @@ class Service:
             return EventStream(answers, outputs, self._writer)
         try:
             whole = await unless_disconnected(request, asyncio.ensure_future(outputs.whole()))
-            # Many log-probabilities take seconds, and so does compressing a record.
-            content = await self._writer.do(partial(self._written, answers, whole))
+            # Many log-probabilities take seconds.
+            content = await self._writer.do(lambda: dumped(answers.whole(whole)).encode())
             return Response(content, media_type="application/json")
         finally:
             outputs.cancel()
@@ -170,20 +162,6 @@ class Service:
         self._reading.add(future)
         future.add_done_callback(self._reading.discard)
         return await unless_disconnected(request, future, self._options.request_timeout_s or None)
-
-    def _record_check(self, parsed: ParsedRequest) -> Callable[[Session], bool] | None:
-        """Return a check of the size of a record; the choices share the memory of the request."""
-        if not parsed.body.certificate or self._recorder is None:
-            return None
-        recorder, most = self._recorder, self._options.max_certificate_bytes // len(parsed.choices)
-        return lambda session: recorder.num_bytes(session) > most
-
-    def _written(self, answers: Answers, outputs: Sequence[Output]) -> bytes:
-        whole = answers.whole(outputs)
-        if answers.request.body.certificate and self._recorder is not None:
-            sessions = [output.recorded for output in outputs if output.recorded is not None]
-            whole["certificate"] = self._recorder.certificate(sessions).document()
-        return dumped(whole).encode()
 
 
 def _client(request: Request) -> str:

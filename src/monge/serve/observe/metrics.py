@@ -27,7 +27,6 @@ _REASONS: Final[Mapping[GenerationFinish, str]] = {
     **FINISH,
     "cancelled": "abort",
     "deadline": "abort",
-    "oversized": "abort",
     "error": "error",
 }
 

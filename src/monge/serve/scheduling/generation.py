@@ -13,9 +13,8 @@ from monge.engine.grammar import FORCED
 from monge.engine.logprobs import TokenLogprob
 from monge.engine.session import FinishReason, Session
 
-GenerationFinish = FinishReason | Literal["cancelled", "deadline", "oversized"]
-"""`eos`, `stop`, `length`, `error`, or ended by the client (`cancelled`), by its deadline, or because
-its record takes too much memory (`oversized`)."""
+GenerationFinish = FinishReason | Literal["cancelled", "deadline"]
+"""`eos`, `stop`, `length`, `error`, or ended by the client (`cancelled`) or by its deadline."""
 
 Sink = Callable[[str, float | int], None]
 """Receives every observation, by the names of `monge.serve.observe.metrics`, in the decoding thread; it must be
@@ -126,7 +125,6 @@ class Output:
         finish_reason: Set in the last output.
         stop_string: In the last output, the stop string that ends the text, if one does.
         summary: Set in the last output.
-        recorded: In the last output, the session with its record, if one is kept.
         records: Records of its rounds, if the request keeps their trees.
     """
 
@@ -137,7 +135,6 @@ class Output:
     finish_reason: GenerationFinish | None = None
     stop_string: str | None = None
     summary: Summary | None = None
-    recorded: Session | None = None
     records: tuple[StepRecord, ...] = ()
 
 
@@ -154,7 +151,6 @@ class Generation:
         sink: Receives observations.
         submitted_at: Arrival of its request, in seconds of `time.perf_counter`.
         deadline: When it ends with the text it has, on the same clock.
-        check_record: Returns whether its record takes too much memory; `None` if none is kept.
         speculation: Figures of its speculation so far.
     """
 
@@ -166,7 +162,6 @@ class Generation:
     sink: Sink
     submitted_at: float
     deadline: float = math.inf
-    check_record: Callable[[Session], bool] | None = None
     speculation: Speculation
     admitted_at: float | None = None
     first_at: float | None = None
@@ -186,11 +181,6 @@ class Generation:
         """Tokens that it reserves in the caches."""
         request = self.session.request
         return len(request.prompt_ids) + request.max_new_tokens
-
-    @property
-    def is_oversized(self) -> bool:
-        """True if its record takes more memory than it may."""
-        return self.check_record is not None and self.check_record(self.session)
 
     def send(self, output: Output) -> None:
         """Pass an output to the client. Those after the last one are dropped."""
@@ -220,7 +210,6 @@ class Generation:
             finish_reason=session.finish_reason,
             stop_string=None if session.text is None else session.text.stop_string,
             summary=self._summary(now) if is_last else None,
-            recorded=session if is_last and self.check_record is not None else None,
             records=(record,) if record is not None and record.tree is not None else (),
         )
         return output, record

@@ -17,7 +17,7 @@ from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.prefix_cache import PrefixCache
 from monge.engine.process import release_openmp_pool, trim_heap
-from monge.engine.session import Request, Session, check_length
+from monge.engine.session import Request, check_length
 from monge.options import ServeOptions
 from monge.serve.scheduling.generation import (
     Generation,
@@ -181,7 +181,6 @@ class Scheduler:
         arrived: float | None = None,
         client: str = "",
         deadline_s: float | int = math.inf,
-        is_oversized: Callable[[Session], bool] | None = None,
     ) -> list[int]:
         """Queue the generations of one client request, all or none. Any thread may call this.
 
@@ -193,8 +192,6 @@ class Scheduler:
                 times count; `None` for now.
             client: Name of the client; clients take turns.
             deadline_s: Seconds after which generations end with the text they have.
-            is_oversized: Returns whether the record of a session takes more memory than it may, so
-                that it ends; `None` if no records are kept.
 
         Returns:
             Numbers of the generations, for `cancel`.
@@ -213,7 +210,7 @@ class Scheduler:
         submitted_at = time.perf_counter() if arrived is None else arrived
         entries = [
             Generation(
-                session=self._decoder.session(request, keeps_records=is_oversized is not None),
+                session=self._decoder.session(request, keeps_records=False),
                 group_id=group_id,
                 client=client,
                 controller=controller_of(request, self._decoder.components),
@@ -221,7 +218,6 @@ class Scheduler:
                 sink=self._sink,
                 submitted_at=submitted_at,
                 deadline=submitted_at + deadline_s,
-                check_record=is_oversized,
                 speculation=self._no_speculation,
             )
             for place, request in enumerate(requests)
@@ -384,14 +380,12 @@ class Scheduler:
         return bool(self._waiting.entries or self._running or not self._is_open)
 
     def _sweep(self) -> None:
-        """End generations that were cancelled, passed their deadline, or have too large a record."""
+        """End generations that were cancelled or passed their deadline."""
         now = time.perf_counter()
         with self._changed:
             for request_id, entry in self._running.items():
                 if entry.deadline <= now:
                     self._leaving.setdefault(request_id, "deadline")
-                elif entry.is_oversized:
-                    self._leaving.setdefault(request_id, "oversized")
             reasons, self._leaving = self._leaving, {}
         for request_id, reason in reasons.items():
             if entry := self._running.get(request_id):
