@@ -61,7 +61,7 @@ def main(
     **Examples**
 
         python -m lab.shape --quick
-        python -m lab.shape --beside my-medusa --beside my-eagle
+        python -m lab.shape --beside my-eagle3 --beside my-dflash
         python -m lab.shape --target ./my-target --head ./my-head --data chat.jsonl --data code.jsonl
     """
     options.set_threads(threads)

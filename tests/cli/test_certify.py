@@ -109,7 +109,7 @@ def test_a_run_with_a_head_is_judged_by_one_program(run, tiny_paths, tmp_path, m
         compiled, "load_or_make", lambda place, *rest: made.append(place) or make(place, *rest)
     )
     target, path = load_network(tiny_paths[0]), tmp_path / "run.json"
-    head = KINDS["medusa"](target.config.hidden_size, target.config.vocab_size).write(
+    head = KINDS["eagle3"](target.config.hidden_size, target.config.vocab_size).write(
         tmp_path / "head"
     )
     networks = f"--target {tiny_paths[0]} --draft {head}"

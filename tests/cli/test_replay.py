@@ -16,7 +16,7 @@ from monge.core.sampling_rules import SamplingRules
 from monge.prompts import Prompt
 from monge.replay.file import read_log
 from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
-from tests.heads.readers.published import medusa
+from tests.heads.readers.published import eagle3
 
 
 @pytest.fixture(scope="session")
@@ -155,7 +155,7 @@ def test_tune_writes_a_file_that_every_door_takes(tune, tiny_paths, tmp_path, mo
 def test_heads_and_other_drafters_are_timed_and_tried_where_the_target_runs(
     run, tune, tiny_paths, tmp_path
 ):
-    head = medusa(32, 4096).write(tmp_path / "medusa")
+    head = eagle3(32, 4096).write(tmp_path / "eagle3")
     asked = ["--draft", head, "--drafter", "suffix(width=1)", "--drafter", "pool('ngram', 'head')"]
     asked += ["--max-new-tokens", 4, "--json"]
     files = ("--prompts", tmp_path / "mine.txt", "--out", tmp_path / "run.mlog")
@@ -176,7 +176,7 @@ def test_a_chat_model_is_tuned_on_messages_and_with_the_head_that_ships_for_it(
     tokenizer = AutoTokenizer.from_pretrained(target)
     tokenizer.chat_template = "{% for m in messages %}Asked: {{ m.content }}\n{% endfor %}"
     tokenizer.save_pretrained(target)
-    head = medusa(32, 4096).write(tmp_path / "medusa")
+    head = eagle3(32, 4096).write(tmp_path / "eagle3")
     named = SimpleNamespace(of=lambda _: SimpleNamespace(head=str(head)))
     monkeypatch.setattr(tuning, "ModelSource", named)
     monkeypatch.setattr(tuning, "FREE", ())
@@ -248,7 +248,7 @@ def test_a_log_that_nothing_can_answer_fails(run, logged, tiny_paths, tmp_path):
 
 
 def test_a_log_alone_holds_no_hidden_states(run, logged, tmp_path):
-    head = medusa(32, 4096).write(tmp_path / "medusa")
+    head = eagle3(32, 4096).write(tmp_path / "eagle3")
     result = run("replay", "run", logged[0], "--draft", head)
     assert result.exit_code == 2
     assert "reads hidden states of the target, and a log holds none" in result.stderr

@@ -17,7 +17,7 @@ from lab.shape.reliability import expected_error
 from lab.shape.report import shape_report
 from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import Prompt
-from tests.heads.readers.published import medusa
+from tests.heads.readers.published import eagle3
 
 TINY = ReportSettings(
     rows_per_task=6,
@@ -69,7 +69,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     target, _ = save_pair(folder)
     said: list[str] = []
     options = {"trained": None, "settings": TINY, "say": said.append}
-    beside = (medusa(32, 4096).write(folder / "my-medusa"),)
+    beside = (eagle3(32, 4096).write(folder / "my-eagle3"),)
     network, tokenizer = load_network(target), load_tokenizer(target)
     made = shape_report(network, tokenizer, PROMPTS, folder / "out", beside=beside, **options)
     assert len(said) > 10
@@ -89,7 +89,7 @@ def test_every_section_is_measured(document: dict[str, Any]) -> None:
     assert document["contexts"][0]["num_rounds"] > 0
     assert "the target reads 4096" in document["contexts"][1]["skipped"]
     rates = {row["drafter"]: row["block_efficiency"] for row in document["drafters"]}
-    assert rates.keys() >= {"none", "suffix", "my-medusa", "shape"}
+    assert rates.keys() >= {"none", "suffix", "my-eagle3", "shape"}
     assert rates["none"] == 1.0
 
 
