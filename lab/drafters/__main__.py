@@ -64,7 +64,7 @@ def main(
     **Examples**
 
         python -m lab.drafters
-        python -m lab.drafters --head my-shape --head my-medusa --head my-eagle --num-prompts 12
+        python -m lab.drafters --head my-shape --head my-eagle3 --num-prompts 12
         python -m lab.drafters --backend compiled --clock cpu --threads 1
     """
     quiet_host()

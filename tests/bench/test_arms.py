@@ -24,7 +24,7 @@ from monge.draft.tree.registry import TREES
 from monge.prompts import encode
 from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
-from tests.heads.readers.published import medusa
+from tests.heads.readers.published import eagle3
 
 TUNED = {0.0: assistant_options(3), 1.0: assistant_options(2)}
 
@@ -157,7 +157,7 @@ def test_target_alone_has_no_assisted_arm(tiny_paths):
 
 @pytest.fixture(scope="module")
 def head_pair(tiny_paths, tmp_path_factory):
-    made = medusa(32, 4096).write(tmp_path_factory.mktemp("head") / "medusa")
+    made = eagle3(32, 4096).write(tmp_path_factory.mktemp("head") / "eagle3")
     return load_pair(tiny_paths[0], str(made))
 
 

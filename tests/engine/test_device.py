@@ -20,7 +20,7 @@ from tests.heads.readers.published import KINDS, eagle3
 from tests.heads.toy import random_head
 
 GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 1.0}
-HEADS = ("medusa", "eagle3", "mtp-qwen", "speculators-dflash", "speculators-dspark")
+HEADS = ("eagle3", "mtp-qwen", "speculators-dflash", "speculators-dspark")
 TRUNCATED = {"temperature": 0.8, "top_p": 0.9, "top_k": 30, "min_p": 0.01}
 
 

@@ -21,7 +21,7 @@ from monge.loading.networks import as_sequence_model
 from monge.training.texts import feature_model
 from tests.engine.compiling import compile_forward, require, shared_programs, verdicts_of
 from tests.engine.tiny import COMMON, VOCAB, network, prompts
-from tests.heads.readers.published import eagle
+from tests.heads.readers.published import eagle3
 
 LARGEST_DIFFERENCE = 5e-5
 """Allowed between float32 forwards in another order of summation; as for logits."""
@@ -72,7 +72,7 @@ def heads(tmp_path_factory):
     save_head(shape, folder / "shape", dtype=torch.float32, about={})
     return {
         "shape": folder / "shape",
-        "eagle": eagle(COMMON["hidden_size"], VOCAB).write(folder / "eagle"),
+        "eagle3": eagle3(COMMON["hidden_size"], VOCAB).write(folder / "eagle3"),
     }
 
 
@@ -112,7 +112,7 @@ def test_states_of_the_committed_text(backend, read, layers):
 
 
 @pytest.mark.parametrize(
-    ("kind", "temperature"), [pytest.param("shape", 0.0, marks=pytest.mark.slow), ("eagle", 1.0)]
+    ("kind", "temperature"), [pytest.param("shape", 0.0, marks=pytest.mark.slow), ("eagle3", 1.0)]
 )
 def test_verdicts_of_heads_are_those_of_the_eager_backend(backend, read, heads, kind, temperature):
     texts = prompts((9, 4), seed=6)

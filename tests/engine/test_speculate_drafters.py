@@ -17,7 +17,7 @@ from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.plugins import transformers_programs
 from monge.training.texts import feature_model
 from tests.engine.tiny import COMMON, VOCAB, network, padded, perturbed, prompts
-from tests.heads.readers.published import eagle, medusa
+from tests.heads.readers.published import eagle3, qwen_mtp
 
 ROWS = prompts((9, 4, 7), seed=7)
 SETTINGS = {**padded(ROWS), "do_sample": False, "max_new_tokens": 16}
@@ -38,7 +38,7 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     )
     shape.remember(model)
     save_head(shape, folder / "shape", dtype=torch.float32, about={})
-    made = {"medusa": medusa(HIDDEN, VOCAB), "eagle": eagle(HIDDEN, VOCAB)}
+    made = {"mtp": qwen_mtp(HIDDEN, VOCAB), "eagle3": eagle3(HIDDEN, VOCAB)}
     return {
         "shape": folder / "shape",
         **{name: head.write(folder / name) for name, head in made.items()},
@@ -67,7 +67,7 @@ def test_a_draft_model_of_shorter_context() -> None:
     assert torch.equal(ours, plain())
 
 
-@pytest.mark.parametrize("kind", ["shape", "medusa", "eagle"])
+@pytest.mark.parametrize("kind", ["shape", "mtp", "eagle3"])
 @pytest.mark.parametrize("tree", [None, "best_first(6, 2, 3)"])
 def test_heads(heads: dict[str, Path], kind: str, tree: str | None) -> None:
     ours = target().generate(
@@ -77,7 +77,7 @@ def test_heads(heads: dict[str, Path], kind: str, tree: str | None) -> None:
 
 
 def test_a_loaded_head_and_one_in_a_pool(heads: dict[str, Path]) -> None:
-    head = load_head(heads["medusa"])
+    head = load_head(heads["mtp"])
     for drafter in (None, "pool('ngram', 'head')"):
         ours = target().generate(
             **SETTINGS, custom_generate=monge.speculate, draft_model=head, drafter=drafter
@@ -104,7 +104,7 @@ def test_a_head_drafts_under_the_rules_of_the_request(
         "custom_generate": monge.speculate,
         "seed": 3,
     }
-    rows = [target().generate(**sampled, draft_model=heads["eagle"]) for _ in range(2)]
+    rows = [target().generate(**sampled, draft_model=heads["eagle3"]) for _ in range(2)]
     assert torch.equal(*rows)
     drafter = seen[0].drafter  # type: ignore[attr-defined]
     assert isinstance(drafter, HeadDrafter)
@@ -112,14 +112,14 @@ def test_a_head_drafts_under_the_rules_of_the_request(
 
 
 def test_what_does_not_fit_is_refused(heads: dict[str, Path], tmp_path: Path) -> None:
-    host, made = target(), medusa(HIDDEN * 2, VOCAB).write(tmp_path / "wide")
+    host, made = target(), eagle3(HIDDEN * 2, VOCAB).write(tmp_path / "wide")
     with pytest.raises(OptionError, match="states 64 wide"):
         host.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=made)
     with pytest.raises(OptionError, match="takes no head"):
         host.generate(
             **SETTINGS,
             custom_generate=monge.speculate,
-            draft_model=heads["eagle"],
+            draft_model=heads["eagle3"],
             drafter="suffix",
         )
     with pytest.raises(ModelLoadError):

@@ -1,13 +1,13 @@
 import json
 
 from lab.drafters.table import OTHERS, VARIANTS
-from tests.heads.readers.published import medusa
+from tests.heads.readers.published import eagle3
 
 FEW = "--tokens 1800 --num-prompts 1 --max-new-tokens 4 --repeats 1"
 
 
 def test_drafters_are_compared_on_equal_terms(lab, tiny_paths, tmp_path):
-    head = medusa(32, 4096).write(tmp_path / "my-medusa")
+    head = eagle3(32, 4096).write(tmp_path / "my-eagle3")
     (tmp_path / "mine.txt").write_text("One and two.\n")
     target, draft = tiny_paths
     asked = f"--target {target} --draft {draft} --head {head} --data {tmp_path}/mine.txt {FEW}"
@@ -25,4 +25,4 @@ def test_drafters_are_compared_on_equal_terms(lab, tiny_paths, tmp_path):
     assert all(line["block_efficiency"] == line["over_plain"]["median"] == 1.0 for line in plain)
     fitted = [line for line in lines if line["name"].startswith("shape, training-free")]
     assert all(line["training_s"] > 0 and line["training_tokens"] > 0 for line in fitted)
-    assert "my-medusa" in result.stdout
+    assert "my-eagle3" in result.stdout

@@ -4,7 +4,6 @@ p = target law, q = draft law, K = `width`. Acceptance is P(the emitted token is
 candidates), whichever branch emits it.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -46,15 +45,12 @@ MAX_RACES: Final = 1000
 MAX_RECURSION: Final = 100_000
 """Most calls of the recursion over rejected tokens: some seconds on one core."""
 
-_OPTIMAL_FOR: Final[Mapping[str, tuple[type[Proposal], ...]]] = {
-    "optimal": (Iid, Mixed),
-    "layer": (Iid, Mixed),  # at a single node, its inner rules
-}
-"""Rules that attain the optimum of these proposals."""
+_OPTIMAL: Final = frozenset({"optimal", "layer"})  # at a single node, the inner rules of `layer`
+"""Rules that attain the optimum of independent draws, with or without fixed candidates."""
 
 _OF_ONE_LAW: Final = (Iid, Mixed, WithoutReplacement, SharedClocks)
 
-_KNOWN: Final = _OPTIMAL_FOR.keys() | {
+_KNOWN: Final = _OPTIMAL | {
     *("target_walk", "single_draft", "block", "rrs", "rrs_without_replacement", "traversal"),
     *("naive_tree", "k_seq", "greedy", "gumbel"),
 }
@@ -166,7 +162,7 @@ def closed_form(name: str, p: Vector, proposal: Proposal) -> float | None:
         return None
     if isinstance(proposal, Deterministic):  # these rules walk the target where nothing is drawn
         return float(p[list(proposal.token_ids)].sum())
-    is_optimal = isinstance(proposal, _OPTIMAL_FOR.get(name, ()))
+    is_optimal = name in _OPTIMAL and isinstance(proposal, Iid | Mixed)
     value = optimum(p, proposal) if is_optimal else _by_rule(name, p, proposal)
     return None if value is None else min(1.0, max(0.0, value))  # rounding of a sum of masses
 

@@ -14,6 +14,5 @@ from monge.core.proposal import (
 )
 
 PROPOSALS: Final[tuple[type[Proposal], ...]] = (
-    *(Deterministic, Iid, Independent, WithoutReplacement, Mixed),
-    *(SharedClocks, Arbitrary),
+    *(Deterministic, Iid, Independent, WithoutReplacement, Mixed, SharedClocks, Arbitrary),
 )

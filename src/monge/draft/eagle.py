@@ -1,4 +1,4 @@
-"""Runs EAGLE heads and multi-token-prediction modules: a state and a token give the next state."""
+"""Runs EAGLE-3 heads and multi-token-prediction modules: a state and a token give the next state."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

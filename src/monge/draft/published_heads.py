@@ -12,18 +12,16 @@ from monge.draft.block_run import BlockRun
 from monge.draft.eagle import ChainRun
 from monge.draft.growth import check_top_k, tree_capabilities
 from monge.draft.head_run import HeadRun, RunDrafter, TargetEnds, check_shows_states
-from monge.draft.medusa import StepRun
 from monge.draft.tree.base import TreeBuilder
 from monge.heads.readers.base import ChainHead, PublishedHead
 from monge.heads.readers.block import DFlashHead
-from monge.heads.readers.medusa import MedusaHead
 from monge.heads.readers.registry import load_head
 from monge.heads.readers.steps import BlockStep, ChainStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadDrafter(DelegatingDrafter[None]):
-    """Draft with a head that was published for the target: Medusa, EAGLE, DFlash or a prediction module.
+    """Draft with a head that was published for the target: EAGLE-3, DFlash, DSpark or a prediction module.
 
     The format is recognised from the folder; see `monge.heads.readers`. The head reads the hidden
     states of the committed text, which the target's own passes leave behind, and the tokens after
@@ -91,8 +89,6 @@ class HeadDrafter(DelegatingDrafter[None]):
 
 def run_of(head: PublishedHead, target: FeatureModel, ends: TargetEnds) -> HeadRun[Any]:
     """Return the run of a head of this kind, with a cache and programs of the target's backend."""
-    if isinstance(head, MedusaHead):
-        return StepRun(head)
     if isinstance(head, ChainHead):
         read, step = (ChainStep(head, ends.unembed, fuses=fuses).eval() for fuses in (True, False))
         return ChainRun(target.head_model(read, step))

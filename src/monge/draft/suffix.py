@@ -1,17 +1,18 @@
 """Suffix decoding: propose a tree of the most frequent continuations of the last tokens."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
+from monge.core.proposal import Deterministic
 from monge.core.setting_types import check_bounds
-from monge.core.tree import TokenTree
+from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
-from monge.draft.text_history import SuffixIndex, TextHistory, continuations
-from monge.draft.tree_of_paths import Path, tree_of_paths
+from monge.draft.text_history import Path, SuffixIndex, TextHistory, continuations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +114,7 @@ class SuffixDrafter(ModelFreeDrafter[SuffixIndex]):
                 )
                 if (total := math.fsum(shares.values())) > most:
                     best, most = shares, total
-        return tree_of_paths(
-            context.token_ids[-1], best, num_nodes=num_nodes, depth=depth, draws=draws
-        )
+        return _tree(context.token_ids[-1], best, draws)
 
     def follow(self, context: Context, draft: Draft[SuffixIndex], verdict: Verdict) -> SuffixIndex:
         draft.state.extend(context.token_ids[draft.state.length() :])
@@ -130,3 +129,16 @@ class SuffixDrafter(ModelFreeDrafter[SuffixIndex]):
     @property
     def _kept(self) -> TextHistory | None:
         return self.history if self.max_history > 0 else None
+
+
+def _tree(root: int, paths: Iterable[Path], draws: Draws) -> TokenTree:
+    """Return the tree of paths, each of which comes after its beginnings."""
+    children: dict[Path, list[int]] = {}
+    for path in paths:
+        children.setdefault(path[:-1], []).append(path[-1])
+    tree = GrowingTree(root)
+    node_of: dict[Path, int] = {(): 0}
+    for above, tokens in children.items():
+        grown = tree.grow(node_of[above], Deterministic(tuple(tokens)), draws)
+        node_of |= {(*above, token): node for token, node in zip(tokens, grown, strict=True)}
+    return tree.finish()

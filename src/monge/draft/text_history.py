@@ -9,8 +9,8 @@ from itertools import count
 from typing import Final
 
 from monge.core.context import Context
-from monge.draft.tree_of_paths import Path
 
+Path = tuple[int, ...]
 Place = tuple["array[int]", int]
 """A text and an offset in it."""
 

@@ -105,21 +105,8 @@ def affine(made: Published, name: str, values: Tensor) -> Tensor:
     return made.tensors[f"{name}.weight"] @ values + made.tensors[f"{name}.bias"]
 
 
-def res_blocks(made: Published, names: list[str], values: Tensor) -> Tensor:
-    for name in names:
-        values = values + silu(affine(made, f"{name}.linear", values))
-    return values
-
-
 def last_states(case: Case) -> list[Tensor]:
     return [states[1] for states in case.states]
-
-
-def medusa(made: Published, case: Case) -> Law:
-    last = last_states(case)[-1]
-    return lambda path: (
-        made.tensors[f"{len(path)}.1.weight"] @ res_blocks(made, [f"{len(path)}.0"], last)
-    )
 
 
 def chain(case: Case, states: list[Tensor], advance: Callable, logits: Callable) -> Law:
@@ -135,18 +122,6 @@ def chain(case: Case, states: list[Tensor], advance: Callable, logits: Callable)
         return logits(found[-1])
 
     return law
-
-
-def eagle(made: Published, case: Case) -> Law:
-    layer = Layer(made, "layers.0")
-    embed = made.tensors.get("embed_tokens.weight", case.embed)
-
-    def advance(states: list[Tensor], tokens: list[int]) -> list[Tensor]:
-        pairs = zip(states, tokens, strict=True)
-        values = [affine(made, "fc", torch.cat([embed[token], state])) for state, token in pairs]
-        return layer.causal(values, values)
-
-    return chain(case, last_states(case), advance, lambda state: case.unembed @ state)
 
 
 def widened(made: Published, logits: Tensor, vocab: int) -> Tensor:
@@ -299,8 +274,6 @@ def block(made: Published, case: Case) -> Law:
 
 
 FORMULAS: dict[str, Callable[[Published, Case], Law]] = {
-    "medusa": medusa,
-    "eagle": eagle,
     "eagle3": eagle3,
     "mtp": mtp,
     "dflash": block,

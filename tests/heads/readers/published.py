@@ -83,27 +83,8 @@ def layer(
     made.norm(f"{name}.post_attention_layernorm", hidden)
 
 
-def medusa(hidden: int, vocab: int) -> Published:
-    # The configuration names two heads, as the published ones do; the file has three.
-    config = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "elsewhere"}
-    made = Published(config, file="medusa_lm_head.pt")
-    for head in range(3):
-        made.linear(f"{head}.0.linear", hidden, hidden)
-        made.add(f"{head}.1.weight", vocab, hidden)
-    return made
-
-
 def sizes(hidden: int, vocab: int, **more: Any) -> dict[str, Any]:
     return {**LLAMA, "hidden_size": hidden, "vocab_size": vocab, **more}
-
-
-def eagle(hidden: int, vocab: int) -> Published:
-    config = sizes(hidden, vocab, architectures=["LlamaForCausalLM"], bias=True)
-    made = Published(config, file="pytorch_model.bin")
-    made.add("embed_tokens.weight", vocab, hidden)
-    made.linear("fc", hidden, 2 * hidden)
-    layer(made, "layers.0", hidden)
-    return made
 
 
 def without_one(made: Published, vocab: int) -> None:
@@ -116,7 +97,8 @@ def without_one(made: Published, vocab: int) -> None:
 def eagle3(
     hidden: int, vocab: int, *, name: str = "midlayer", version: str = "3", fused: int = 3
 ) -> Published:
-    made = Published(sizes(hidden, vocab, architectures=["LlamaForCausalLMEagle3"]))
+    config = sizes(hidden, vocab, architectures=["LlamaForCausalLMEagle3"])
+    made = Published(config, file="pytorch_model.bin")
     made.config |= {"draft_vocab_size": vocab - 1}
     made.config |= {"eagle_aux_hidden_state_layer_ids": [0, 1, 1][:fused]}
     made.add("fc.weight", hidden, fused * hidden)
@@ -268,8 +250,6 @@ def speculators_mtp(hidden: int, vocab: int) -> Published:
 
 
 KINDS: dict[str, Callable[[int, int], Published]] = {
-    "medusa": medusa,
-    "eagle": eagle,
     "eagle3": eagle3,
     "eagle3.1": partial(eagle3, version="3.1", fused=2),
     "mtp-qwen": qwen_mtp,

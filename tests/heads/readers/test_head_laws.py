@@ -80,7 +80,7 @@ def check_tree(kind: str, tree: TokenTree, drafter: HeadDrafter, tokens: tuple[i
 
 @pytest.mark.parametrize(
     ("kind", "beside"),
-    [*((kind, None) for kind in KINDS), ("eagle3", "medusa"), ("medusa", "eagle3")],
+    [*((kind, None) for kind in KINDS), ("eagle3", "dflash"), ("dflash", "eagle3")],
 )
 def test_every_node_has_the_law_of_the_formula(kind: str, beside: str | None, folder: Path) -> None:
     """Two texts in one batch, over two rounds, with branches.

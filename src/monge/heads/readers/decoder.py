@@ -30,7 +30,6 @@ class DecoderLayer(nn.Module):
         doubled: Whether attention reads embedding and state concatenated.
         centred: Whether norm weights are stored minus 1.
         window: Size of the sliding window in tokens; `None` for full attention.
-        may_lack_norm: Whether a checkpoint without the norm before attention is accepted.
     """
 
     def __init__(
@@ -41,13 +40,11 @@ class DecoderLayer(nn.Module):
         doubled: bool = False,
         centred: bool = False,
         window: int | None = None,
-        may_lack_norm: bool = False,
     ) -> None:
         super().__init__()
         first, second = (f"{name}.{part}_layernorm" for part in ("input", "post_attention"))
-        lacks_norm = doubled or (may_lack_norm and f"{first}.weight" not in source)
         hidden = source.hidden
-        self.first = None if lacks_norm else Norm(source, first, hidden, centred=centred)
+        self.first = None if doubled else Norm(source, first, hidden, centred=centred)
         self.second = Norm(source, second, hidden, centred=centred)
         part = f"{name}.self_attn"
         source.leave(f"{part}.rotary_emb.")

@@ -4,7 +4,7 @@ A block is built from a `source` under a `name` of its own: a prefix of tensor n
 tensor without `.weight`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -105,26 +105,6 @@ class GatedMlp(nn.Module):
 
     def forward(self, values: Nodes) -> Nodes:
         return self.down(self.act(self.gate(values)) * self.up(values))
-
-
-class ResBlocks(nn.Module):
-    """x + silu(linear(x)), block after block.
-
-    Args:
-        names: Tensor names of the blocks.
-        hidden: Width.
-    """
-
-    def __init__(self, source: Source, names: Sequence[str], hidden: int) -> None:
-        super().__init__()
-        self.linears = nn.ModuleList(
-            Projection(source, f"{name}.linear", hidden, hidden) for name in names
-        )
-
-    def forward(self, values: Nodes) -> Nodes:
-        for linear in self.linears:
-            values = values + functional.silu(linear(values))
-        return values
 
 
 class HeadOutputLayer(nn.Module):

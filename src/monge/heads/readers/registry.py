@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from monge.core.errors import ModelLoadError
-from monge.heads.readers import block, eagle, eagle3, medusa, mtp
+from monge.heads.readers import block, eagle3, mtp
 from monge.heads.readers.base import PublishedHead, plain_names
 from monge.heads.readers.files import Checkpoint, listed
 from monge.heads.readers.source import Source
@@ -75,10 +75,8 @@ FORMATS: Final = (
     *(
         Format(name, sign, reader.recognises, reader.read)
         for name, sign, reader in (
-            ("medusa", "0.0.linear.weight", medusa),
             ("eagle3", "midlayer.hidden_norm.weight", eagle3),
             ("dflash", "hidden_norm.weight and fc.weight", block),
-            ("eagle", "fc.weight [d, 2d] and layers.0.*", eagle),
             ("mtp", "mtp.fc.weight, eh_proj or mtp_layers.*", mtp),
         )
     ),
