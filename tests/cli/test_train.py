@@ -8,6 +8,7 @@ import json
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +38,22 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
     )
 
 
+def weights(model: Any) -> None:
+    model.model.norm.weight.data.mul_(2)
+
+
+def frequencies(model: Any) -> None:
+    model.model.rotary_emb.inv_freq.mul_(0.5)
+
+
+def activation(model: Any) -> None:
+    model.model.layers[0].mlp.act_fn = torch.nn.Tanh()
+
+
+def penalty(model: Any) -> None:
+    model.generation_config.repetition_penalty = 1.3
+
+
 def test_own_text_is_kept_and_goes_on(rows: torch.Tensor, tmp_path: Path) -> None:
     model, texts = network("llama"), prompts((3, 6, 5), seed=1)
     told: list[float] = []
@@ -63,10 +80,10 @@ def test_own_text_is_kept_and_goes_on(rows: torch.Tensor, tmp_path: Path) -> Non
         write_own_text(model, texts[:1], TEXT, tmp_path)
     with pytest.raises(OptionError, match="answers to other prompts or by other settings"):
         write_own_text(model, texts, replace(TEXT, seed=1), tmp_path)
-    other = copy.deepcopy(model)
-    other.model.norm.weight.data.mul_(2)
-    with pytest.raises(OptionError, match="or of another network"):
-        write_own_text(other, texts, TEXT, tmp_path)
+    for change in (weights, frequencies, activation, penalty):
+        change(other := copy.deepcopy(model))
+        with pytest.raises(OptionError, match="or of another network"):
+            write_own_text(other, texts, TEXT, tmp_path)
     (tmp_path / ANSWERS).write_bytes(b"rows")
     with pytest.raises(OptionError, match="remove it to write the answers again"):
         write_own_text(model, texts, TEXT, tmp_path)

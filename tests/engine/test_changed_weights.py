@@ -86,9 +86,22 @@ def hook(model):
     model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: -3 * output)
 
 
+def scale(model):
+    model.model.layers[0].self_attn.scaling = 3.0
+
+
+def another_class(model):
+    kind = type(model.model.norm)
+    model.model.norm.__class__ = type("Turned", (kind,), {"forward": turned(kind.forward)})
+
+
+def turned(forward):
+    return lambda self, states: -forward(self, states)
+
+
 CHANGES = [step_of_an_optimizer, copied_weights, one_matrix]
 UNCOUNTED = [assigned_weights, new_parameter, data, through_data, replaced_layer, swapped_layers]
-UNCOUNTED += [added_bias, buffer, hook]
+UNCOUNTED += [added_bias, buffer, hook, scale, another_class]
 
 
 def decoder_of(model) -> Any:

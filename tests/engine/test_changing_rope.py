@@ -1,5 +1,6 @@
 """Rotary embeddings that change with the length of the text: the text is the host's, before the change and beyond it."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import monge
 from monge.api import make_components
+from monge.backends.registry import Compiled
+from monge.core.errors import BackendError
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
 from monge.engine.models.hf_chain import HfChainModel
@@ -118,3 +121,27 @@ def test_a_text_longer_than_stretched_positions_is_refused():
     decoder = monge.load(network("dynamic"), drafter="none")
     with pytest.raises(monge.ContextLengthError, match=f"context length of {4 * LIMIT} tokens"):
         decoder.generate([prompt(90)], max_new_tokens=7)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_another_embedding_has_the_frequencies_of_the_length_too(name):
+    net = network(name)
+    decoder = monge.load(net, drafter="none")
+    assert written(decoder, [prompt(50)], 8) == [expected(name, prompt(50), 8)]
+    net.model.rotary_emb = copy.deepcopy(net.model.rotary_emb)
+    for length in (LIMIT - 3, 50, LIMIT - 1):
+        assert written(decoder, [prompt(length)], 8) == [expected(name, prompt(length), 8)]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_weights_that_are_rounded_anew_have_them_too(name, monkeypatch):
+    def refused(*_):
+        raise BackendError("not here")
+
+    monkeypatch.setattr(Compiled, "_on_cpu", refused)  # which saves a minute
+    net, backend = network(name), "compiled(weights='bfloat16')"
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        decoder, other = (monge.load(net, drafter="none", backend=backend) for _ in range(2))
+    text = written(decoder, [prompt(50)], 8)
+    other.update_weights()
+    assert written(other, [prompt(50)], 8) == text

@@ -168,6 +168,20 @@ class TestTexts:
         )
         assert eager == ours
 
+    def test_weights_in_other_memory_are_refused_until_they_are_followed(self, compiled):
+        compiled(target())
+        model, (text,) = copy.deepcopy(target()), prompts((9,), seed=5)
+        decoder = monge.load(model, backend=STAGES, drafter="none")
+        options = {"max_new_tokens": 12, "ignore_eos": True}
+        (before,) = decoder.generate([text], **options)
+        weight = model.model.layers[0].self_attn.v_proj.weight
+        weight.data = -2 * weight.data
+        with pytest.raises(BackendError, match=r"was changed after it was loaded.*update_weights"):
+            decoder.generate([text], **options)
+        decoder.update_weights()
+        (after,) = decoder.generate([text], **options)
+        assert after.token_ids == tuple(plain_greedy(model, text, 12)) != before.token_ids
+
 
 class TestStoredPrograms:
     @pytest.fixture
@@ -244,6 +258,24 @@ class TestStoredPrograms:
         wider, moved = network("llama", "sdpa", intermediate_size=56), copy.deepcopy(target())
         moved.config._name_or_path = "elsewhere"
         assert key_of(target()) == key_of(perturbed(target())) == key_of(moved) != key_of(wider)
+
+    @pytest.mark.parametrize("change", ["class", "value", "sharing"])
+    def test_other_layers_have_another_name(self, change):
+        other = copy.deepcopy(target())
+        first, second = other.model.layers
+        if change == "class":
+            first.mlp.act_fn = torch.nn.Tanh()
+        elif change == "value":
+            first.input_layernorm.variance_epsilon = 0.1
+        else:
+            second.mlp = first.mlp
+        assert key_of(other) != key_of(target())
+
+    def test_training_is_no_part_of_a_name(self):
+        trained = copy.deepcopy(target()).train()
+        old = trained.gradient_checkpointing_enable
+        getattr(trained, "activation_checkpointing_enable", old)()
+        assert key_of(trained.eval()) == key_of(target())
 
     def test_plain_values_of_a_module_are_part_of_its_name(self):
         def facts(**values):

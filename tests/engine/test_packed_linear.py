@@ -1,5 +1,6 @@
 """Products of few rows: the machine code beside exact sums and beside its plain twin."""
 
+import copy
 import ctypes
 import hashlib
 import subprocess
@@ -23,7 +24,9 @@ from monge.backends.cpu.packed_linear import (
     OPERATION,
     PackedLinear,
     eight_bit_panels_of,
+    follow_weights,
     four_bit_panels_of,
+    load_packed_linear,
     matrix_of,
     merge_products,
     pack_linears,
@@ -538,3 +541,104 @@ class TestFourBits:
         linear = PackedLinear(given, weights="int4")
         assert linear.weights == "int8"
         assert torch.equal(linear.panels, eight_bit_panels_of(given))
+
+
+def routing_bias(model):
+    state = copy.deepcopy(model.state_dict())
+    (name,) = (name for name in state if name.endswith("e_score_correction_bias"))
+    model.load_state_dict(state | {name: torch.tensor([3.0, 3.0, -3.0, -3.0])})
+
+
+def frequencies(model):
+    model.model.rotary_emb.inv_freq.mul_(0.1)
+
+
+def another_buffer(model):
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 0.1
+
+
+def replaced_layers(model):
+    model.model.layers[0].self_attn = copy.deepcopy(model.model.layers[0].self_attn)
+    model.model.norm.weight = nn.Parameter(-model.model.norm.weight.detach())
+
+
+def another_activation(model):
+    model.model.layers[0].mlp.act_fn = nn.Tanh()
+
+
+def another_slope(model):
+    model.model.layers[1].mlp.act_fn = nn.LeakyReLU(2.0)
+
+
+def another_scale(model):
+    model.model.layers[0].self_attn.scaling = 3.0
+
+
+def another_kind_of_norm(model):
+    model.model.norm = nn.LayerNorm(len(model.model.norm.weight), bias=False)
+
+
+def a_bias_of_logits(model):
+    model.lm_head.bias = nn.Parameter(numbers(model.lm_head.out_features))
+
+
+def a_layer_of_its_own(model):
+    model.model.layers[1].mlp = copy.deepcopy(model.model.layers[1].mlp)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.neg_()
+
+
+def a_weight_of_its_own(model):
+    layer = model.model.layers[1].input_layernorm
+    layer.weight = nn.Parameter(-layer.weight.detach())
+
+
+class TestCopiesOfChangedNetworks:
+    """A compiled program reads the tensors of a copy, and has the layers of the time when it was traced."""
+
+    @pytest.fixture(autouse=True)
+    def _machine_code(self):
+        load_packed_linear()
+
+    def copies(self, family):
+        model = copy.deepcopy(network(family, "sdpa"))
+        layers = model.model.layers
+        if family == "llama":
+            layers[1].mlp = layers[0].mlp
+            layers[1].mlp.act_fn = nn.LeakyReLU(0.1)
+            layers[1].input_layernorm.weight = layers[0].input_layernorm.weight
+        packed = copy.deepcopy(model)
+        pack_linears(packed)
+        return model, packed
+
+    @pytest.mark.parametrize(
+        ("family", "change"),
+        [
+            ("deepseek_v3", routing_bias),
+            ("deepseek_v3", frequencies),
+            ("llama", another_buffer),
+            ("llama", replaced_layers),
+        ],
+    )
+    def test_take_other_numbers(self, family, change):
+        model, packed = self.copies(family)
+        ids = torch.arange(3, 30)[None]
+        with torch.inference_mode():
+            before = model(ids).logits
+            change(model)
+            assert follow_weights(packed, model)
+            torch.testing.assert_close(packed(ids).logits, model(ids).logits, atol=2e-4, rtol=1e-4)
+            assert not torch.allclose(before, model(ids).logits, atol=0.1)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            *(another_activation, another_slope, another_scale, another_kind_of_norm),
+            *(a_bias_of_logits, a_layer_of_its_own, a_weight_of_its_own),
+        ],
+    )
+    def test_are_of_no_use_for_other_layers(self, change):
+        model, packed = self.copies("llama")
+        assert follow_weights(packed, model)
+        change(model)
+        assert not follow_weights(packed, model)

@@ -1,5 +1,6 @@
 """`accelerate(model, backend="compiled")`: the texts of plain `generate`, by a program that follows the weights."""
 
+import contextlib
 import copy
 import functools
 import io
@@ -21,7 +22,7 @@ from monge.backends.cpu.program_cache import network_facts, program_key
 from monge.core.errors import BackendError, OptionError
 from monge.engine.models import background_compiler
 from monge.engine.models.forward_program import SourceWeights
-from monge.plugins import transformers_generate
+from monge.plugins import transformers_generate, transformers_programs
 from monge.plugins.transformers_programs import KeptPrograms, _Gain, eager_reason
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network, padded, perturbed, prompts
@@ -203,8 +204,12 @@ def another_layer(model):
     matrix(model).weight.neg_()
 
 
+def frequencies(model):
+    model.model.rotary_emb.inv_freq.mul_(0.1)
+
+
 CHANGES = [step, through_data, a_row_through_data, a_column_through_data]
-CHANGES += [loaded, moved, assigned, halved, another_layer]
+CHANGES += [loaded, moved, assigned, halved, another_layer, frequencies]
 
 
 class TestWeights:
@@ -212,6 +217,24 @@ class TestWeights:
     def test_changes_are_followed(self, model, runs, change):
         before = model.generate(**ROWS, **GREEDY)
         change(model)
+        runs.clear()
+        assert_plain(model)
+        assert runs
+        assert not torch.equal(model.generate(**ROWS, **GREEDY), before)
+
+    @pytest.mark.slow
+    def test_buffers_of_few_numbers_are_no_part_of_a_program(self, compiled, runs):
+        """The compiler would write them into its code."""
+        with pytest.MonkeyPatch.context() as patch:
+            # So that it is compiled before the first call.
+            patch.setattr(transformers_programs, "compiled_by", lambda _: contextlib.nullcontext())
+            model = copy.deepcopy(network("deepseek_v3", "sdpa"))
+            assert_plain(monge.accelerate(model, backend="compiled"))
+        assert runs
+        before = model.generate(**ROWS, **GREEDY)
+        state = copy.deepcopy(model.state_dict())
+        (name,) = (name for name in state if name.endswith("e_score_correction_bias"))
+        model.load_state_dict(state | {name: torch.tensor([3.0, 3.0, -3.0, -3.0])})
         runs.clear()
         assert_plain(model)
         assert runs

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from monge.backends.cpu.program_cache import network_facts
+from monge.backends.traced import tensors_of
 from monge.core.errors import OptionError
 from monge.engine.models.adapters import switches_of
 
@@ -307,12 +308,11 @@ def _digest(settings: AnswerSettings, network: PreTrainedModel) -> str:
     """Return a name for what answers depend on beside their prompts."""
     if settings.row_length is not None:  # no row depends on the number of rows
         settings = replace(settings, num_tokens=settings.row_length)
-    ends = getattr(network.generation_config, "eos_token_id", None)
+    config: Any = network.generation_config  # whose penalties `generate` honours
     switches = [switches_of(module) for module in network.modules()]
-    digest = hashlib.blake2b(
-        repr((settings, network_facts(network), ends, switches)).encode(), digest_size=6
-    )
-    for name, tensor in network.state_dict().items():
+    known = settings, network_facts(network), json.dumps(config.to_dict(), default=str), switches
+    digest = hashlib.blake2b(repr(known).encode(), digest_size=6)
+    for name, tensor in tensors_of(network).items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         numbers = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
         digest.update(numbers.numpy().data)

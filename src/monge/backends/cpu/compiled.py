@@ -79,6 +79,8 @@ _ATTENTION: Final = "monge_grouped"
 _OPTIONS: Final = {
     # Weights are not stored: a program receives them when it is loaded.
     "aot_inductor.package_constants_in_so": False,
+    # Nor small ones, which the compiler would write into the code.
+    "always_keep_tensor_constants": True,
     # Between two products a step has a few thousand numbers: threads would take longer to start
     # than to work.
     "cpp.threads": 1,

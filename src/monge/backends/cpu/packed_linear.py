@@ -30,6 +30,7 @@ from monge.backends.cpu.block_panels import (
     rows_of_blocks,
 )
 from monge.backends.cpu.native_library import OPERATIONS, native_function
+from monge.backends.cpu.program_cache import layer_facts
 from monge.engine.models.adapters import merged_layer
 from monge.engine.models.network_facts import PackedLayer
 
@@ -518,8 +519,14 @@ def follow_weights(packed: torch.nn.Module, source: torch.nn.Module) -> bool:
         False where the layers differ, so that another copy is needed; this one is then of no use.
     """
     sources = dict(source.named_modules(remove_duplicate=False))
-    for name, layer in packed.named_modules():
-        if name not in sources:
+    origins = dict[int, tuple[object, object]]()
+
+    def has_another_origin(mine: object, theirs: object) -> bool:
+        """Return whether one thing here, which a program may read by one name, would be two there."""
+        return origins.setdefault(id(mine), (mine, theirs))[1] is not theirs
+
+    for name, layer in packed.named_modules(remove_duplicate=False):
+        if name not in sources or has_another_origin(layer, sources[name]):
             return False
         origin: Any = sources[name]
         if hasattr(origin, "set_adapter") and not isinstance(origin, PreTrainedModel):
@@ -528,7 +535,8 @@ def follow_weights(packed: torch.nn.Module, source: torch.nn.Module) -> bool:
             if not layer.follow(origin):
                 return False
             continue
-        is_same = type(layer) is type(origin) or getattr(origin, "is_cache_attention", False)
+        is_attention = getattr(origin, "is_cache_attention", False)
+        is_same = is_attention or layer_facts(layer) == layer_facts(origin)
         if not is_same or layer._modules.keys() != origin._modules.keys():
             return False
         if any(
@@ -541,6 +549,8 @@ def follow_weights(packed: torch.nn.Module, source: torch.nn.Module) -> bool:
             return False
         for key, weight in origin._parameters.items():
             kept = layer._parameters[key]
+            if kept is not None and has_another_origin(kept, weight):
+                return False
             if weight is not None and kept is not None and kept.stride() != weight.stride():
                 kept.data.copy_(weight)  # which was laid out anew
             else:

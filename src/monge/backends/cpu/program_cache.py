@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import PickleError
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Final, TypeVar
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import OptionError
-from monge.engine.models.adapters import plain_state
+from monge.engine.models.adapters import plain_modules, plain_state
 from monge.engine.notices import notify, waiting
 
 FOLDER_VARIABLE: Final = "MONGE_CACHE"
@@ -29,8 +30,14 @@ _NO_PART: Final = frozenset(
     {"_name_or_path", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id"}
 )
 """Settings of a network that change no number; trainers change some of them."""
+_NO_SETTINGS: Final = frozenset(
+    {"training", "gradient_checkpointing", "forward", "max_seq_len_cached"}
+)
+"""Attributes of layers that come and go, and change no number of a program."""
+_PLAIN: Final = (int, float, str, type(None))
+_FUNCTIONS: Final = (FunctionType, MethodType, BuiltinFunctionType)
 _FAULTS: Final = (RuntimeError, OSError, LookupError, TypeError, ValueError, EOFError, PickleError)
-_FORMAT: Final = 10  # raised whenever the traced step, its inputs or the files change
+_FORMAT: Final = 11  # raised whenever the traced step, its inputs or the files change
 
 Loaded = TypeVar("Loaded")
 
@@ -100,30 +107,34 @@ def program_key(module: torch.nn.Module, *facts: object) -> str:
 
 
 def network_facts(network: PreTrainedModel) -> tuple[object, ...]:
-    """Return what a network's program depends on."""
+    """Return what a network's program depends on: its settings, and its layers without adapters."""
     settings = {
         name: value for name, value in network.config.to_dict().items() if name not in _NO_PART
     }
     attention = str(network.config.get_text_config()._attn_implementation)
-    kind = type(network)
-    return kind.__module__, kind.__qualname__, json.dumps(settings, default=str), attention
+    layers = [(name, *layer_facts(child)) for name, child in plain_modules(network).items()]
+    return json.dumps(settings, default=str), attention, layers
 
 
 def module_facts(module: torch.nn.Module) -> list[tuple[object, ...]]:
-    """Return the classes inside a module, and the plain values that a trace takes for constant."""
-    return [
-        (
-            name,
-            type(child).__module__,
-            type(child).__qualname__,
-            sorted(
-                (key, value)
-                for key, value in vars(child).items()
-                if isinstance(value, int | float | str | None)
-            ),
-        )
-        for name, child in module.named_modules()
-    ]
+    """Return `layer_facts` of the layers inside a module."""
+    return [(name, *layer_facts(child)) for name, child in module.named_modules()]
+
+
+def layer_facts(layer: torch.nn.Module) -> tuple[object, ...]:
+    """Return the class of a layer, and the plain values and functions that a trace takes for constant.
+
+    The settings of networks are those of `network_facts`.
+    """
+    held = {} if isinstance(layer, PreTrainedModel) else vars(layer)
+    values = sorted(
+        (name, value if isinstance(value, _PLAIN) else getattr(value, "__qualname__", ""))
+        for name, value in held.items()
+        if not name.startswith("_")
+        and name not in _NO_SETTINGS
+        and isinstance(value, (*_PLAIN, *_FUNCTIONS))
+    )
+    return type(layer).__module__, type(layer).__qualname__, values
 
 
 def is_stored(key: str, suffix: str) -> bool:

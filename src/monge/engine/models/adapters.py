@@ -1,8 +1,8 @@
 """Adapters inside a network, as PEFT adds them: what they change at present, and plain layers in their place."""
 
 import copy
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 _SWITCHES: Final = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 _INNER: Final = ("base_layer", "original_module")
 """Names of the layer that an adapter changes, and of the one that it replaces."""
+
+Part = TypeVar("Part")
 
 
 def adapted_layers(network: torch.nn.Module) -> Iterator[tuple[str, Any]]:
@@ -67,14 +69,28 @@ def plain_state(network: torch.nn.Module) -> dict[str, Tensor]:
 
     Those of adapters are left out.
     """
+    return _without_adapters(network, network.state_dict())
+
+
+def plain_modules(network: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Return the modules of a network by the names that they have without adapters, which are left out.
+
+    One that is used in several places is named once.
+    """
+    return _without_adapters(network, dict(network.named_modules()))
+
+
+def _without_adapters(
+    network: torch.nn.Module, parts_by_name: Mapping[str, Part]
+) -> dict[str, Part]:
     adapted = {name for name, _ in adapted_layers(network)}
-    state: dict[str, Tensor] = {}
-    for name, tensor in network.state_dict().items():
+    plain: dict[str, Part] = {}
+    for name, part in parts_by_name.items():
         parts = name.split(".")
         owners = (end for end in range(1, len(parts)) if ".".join(parts[:end]) in adapted)
         if (end := next(owners, None)) is not None:
             if parts[end] not in _INNER:
                 continue
             del parts[end]
-        state[".".join(parts)] = tensor
-    return state
+        plain[".".join(parts)] = part  # an inner layer takes the place of the one around it
+    return plain

@@ -31,7 +31,6 @@ class ChangingRope:
     def __init__(self, network: PreTrainedModel) -> None:
         config = network.config.get_text_config()
         kind, self.limit = _change(config) or ("", 0)
-        self._modules = [module for module in network.modules() if _is_rotary(module)]
         # Which Phi-3's `prepare_inputs_for_generation` asks for.
         self.rereads = hasattr(config, "original_max_position_embeddings")
         self.reason = (
@@ -40,11 +39,11 @@ class ChangingRope:
         )
 
     @contextmanager
-    def at_length(self, length: int) -> Iterator[None]:
-        """Run forwards at the frequencies of a text of this length."""
+    def at_length(self, network: PreTrainedModel, length: int) -> Iterator[None]:
+        """Run forwards of a network of these settings at the frequencies of a text of this length."""
         before: list[tuple[torch.nn.Module, str, Any]] = []
         try:
-            for module in self._modules:
+            for module in filter(_is_rotary, network.modules()):
                 for name, value in _frequencies(module, length).items():
                     before.append((module, name, getattr(module, name, self.limit)))
                     setattr(module, name, value)

@@ -149,7 +149,7 @@ class HfModel(ABC):
         again = (sequence, self._texts[sequence]) if is_first else None
         self._is_long = True
         try:
-            with rope.at_length(length), self._plainly(again):
+            with rope.at_length(self.network, length), self._plainly(again):
                 self._long.add(sequence)
                 yield
         finally:

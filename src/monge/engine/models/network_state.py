@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final
 
 import torch
@@ -14,14 +15,16 @@ _HARMLESS_HOOKS: Final = ("make_inputs_require_grad", "output_capturing_hook")
 
 Gradient checkpointing adds the first, and the host the second once hidden states were asked for."""
 _SAMPLES: Final = 4  # numbers of a tensor
+_NUM_SHARED: Final = len(vars(torch.nn.Module()))
+"""Attributes that all modules have; they come first."""
 
 
 class NetworkState:
-    """Layers, hooks, weights and buffers of a network, and how its adapters are switched.
+    """Layers, hooks, weights, buffers and numbers of a network, and how its adapters are switched.
 
     States are equal until something is replaced, added, removed, or written where torch counts it.
-    Torch does not count numbers that are written through `.data`, or in inference mode. Attributes
-    that are no tensors are not compared.
+    Torch does not count numbers that are written through `.data`, or in inference mode. Of other
+    attributes only whole numbers and floats are compared, and the settings in `config` are not.
 
     A state holds what it names, so that nothing else comes to lie in its place.
 
@@ -36,7 +39,8 @@ class NetworkState:
             held.append(module)
             if module is None:
                 continue
-            facts += (switches_of(module), hooks_of(module), *module._modules)
+            facts += (type(module), switches_of(module), hooks_of(module), *module._modules)
+            facts += _numbers_of(module)
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
                 held.append(tensor)
                 facts.append(name)
@@ -75,6 +79,12 @@ class NetworkVersion:
         if is_other or numbers != self._numbers:
             self._number, self._numbers = self._number + 1, numbers
         return self._number
+
+
+def _numbers_of(module: torch.nn.Module) -> list[object]:
+    """Return what a module computes with beside its tensors, such as the scale of attention."""
+    own = islice(vars(module).values(), _NUM_SHARED, None)
+    return [value for value in own if type(value) is float or type(value) is int]
 
 
 def hooks_of(module: torch.nn.Module) -> tuple[object, ...]:
