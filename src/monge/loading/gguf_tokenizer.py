@@ -54,10 +54,8 @@ _LLAMA3: Final = rf"{_CASELESS}|{_WORD}|\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}"
 _QWEN2: Final = rf"{_CASELESS}|{_WORD}|\p{{N}}|{_MARKS}|{_SPACES}"
 _DIGIT: Final = r"\p{N}"
 _ASCII_MARK: Final = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
-_DEEPSEEK3: Final = (
-    rf"{_ASCII_MARK}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
-    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
-)
+_DEEPSEEK_WORD: Final = rf"{_ASCII_MARK}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+_DEEPSEEK3: Final = rf"{_DEEPSEEK_WORD}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
 _CJK: Final = r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _BLOOM: Final = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
@@ -163,6 +161,12 @@ def _table() -> dict[str, PreTokenizer]:
         ),
     )
     add("deepseek-v3 hunyuan-dense joyai-llm hy_v4", r"\p{N}{1,3}", _CJK, _DEEPSEEK3)
+    add(
+        "spark2_5",
+        *(r"\p{N}{1,3}", _CJK),
+        rf"{_DEEPSEEK_WORD}| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+",
+        _DIGIT,
+    )
     add(
         "deepseek-coder",
         *(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", _DIGIT),
