@@ -25,6 +25,7 @@ from monge.loading.gguf_header import Header
 BLANK: Final = "\N{LOWER ONE EIGHTH BLOCK}"
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # types of tokens in GGUF files
 _KEYS: Final = "tokenizer.ggml."
+_KINDS: Final = ("gemma4", "gpt2", "llama")
 _NAMED: Final = {
     "bos": "bos_token_id",
     "eos": "eos_token_id",
@@ -226,8 +227,10 @@ def gguf_tokenizer(header: Header, num_tokens: int) -> tuple[TokenizersBackend, 
     """
     fields, words = header.fields, _list(header, "tokens")
     kind = fields.get(f"{_KEYS}model")
-    if kind not in {"gpt2", "llama", "gemma4"} or words is None:
-        raise _refused(f"{_KEYS}model = {kind}" + ("" if words else ", without tokens"))
+    if kind not in _KINDS:
+        raise _refused(f"{_KEYS}model = {kind}, and known are {', '.join(_KINDS)}")
+    if not words:
+        raise _refused(f"no {_KEYS}tokens")
     pre = _pre_tokenizer(header, kind)
     words = [word or f"[EMPTY_{token}]" for token, word in enumerate(words)]
     vocabulary = {word: token for token, word in enumerate(words)}
