@@ -31,6 +31,11 @@ def write(
     words: list[str] | None = WORDS,
     template: str = TEMPLATE,
     add_bos: bool | None = None,
+    model: str = "gpt2",
+    pre: str = "smollm",
+    unk: int | None = None,
+    bos: int = 1,
+    eos: int = 2,
     eot: int | None = 3,
 ) -> Path:
     """A tiny network with half of its weights exact in bfloat16."""
@@ -48,15 +53,14 @@ def write(
     }.items():
         getattr(writer, f"add_{name}")(value)
     if words is not None:
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("smollm")
+        writer.add_tokenizer_model(model)
+        writer.add_tokenizer_pre(pre)
         writer.add_token_list(words)
         writer.add_token_types([3] * 4 + [1] * (len(words) - 4))
         writer.add_token_merges(["a b", "Ġ a"])
-        writer.add_bos_token_id(1)
-        writer.add_eos_token_id(2)
-        if eot is not None:
-            writer.add_eot_token_id(eot)
+        for name, token in {"bos": bos, "eos": eos, "eot": eot, "unk": unk}.items():
+            if token is not None:
+                getattr(writer, f"add_{name}_token_id")(token)
         if add_bos is not None:
             writer.add_add_bos_token(add_bos)
         writer.add_chat_template(template)
@@ -194,6 +198,50 @@ def test_what_cannot_be_read_is_refused_by_name(cache, path, tmp_path):
     with pytest.raises(ModelLoadError, match="tokenizer of .* could not be built"):
         monge.load(bare)
     assert load_network(bare).dtype == torch.float32, "the weights are there"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"pre": "mystery"}, "pre = mystery is unknown: nothing says how texts are split"),
+        ({"model": "bert"}, "model = bert, and known are gemma4, gpt2, llama"),
+        ({"model": "t5"}, "model = t5, and known are gemma4, gpt2, llama"),
+        ({"bos": 99}, "bos_token_id = 99, and there are 33 tokens"),
+        ({"eos": 33}, "eos_token_id = 33, and there are 33 tokens"),
+        ({"eot": 99}, "eot_token_id = 99, and there are 33 tokens"),
+        ({"unk": 99}, "unknown_token_id = 99, and there are 33 tokens"),
+        ({"words": [*WORDS, "zz"]}, "34 tokens, and the network has 33"),
+        ({"words": [*WORDS[:-1], "ab"]}, "token 'ab' has two ids, 31 and 32"),
+    ],
+)
+def test_a_tokenizer_that_is_not_described_is_refused(cache, tmp_path, changes, reason):
+    refused = write(tmp_path / "refused.gguf", **changes)
+    with pytest.raises(ModelLoadError) as refusal:
+        monge.load(refused, drafter="none", backend="eager")
+    assert reason in str(refusal.value)
+    assert "give the folder of one: tokenizer=... (--tokenizer)" in str(refusal.value)
+
+
+@pytest.mark.parametrize("pre", ["smollm", "mystery"])
+def test_the_tokenizer_of_a_folder_takes_the_place_of_the_files(cache, path, tmp_path, run, pre):
+    folder = tmp_path / "folder"
+    given = load_tokenizer(path)
+    given.chat_template = "b{{ messages[0].content }}"
+    given.add_tokens(["z ab"])  # which the vocabulary of the file does not have
+    given.save_pretrained(folder)
+    file = write(tmp_path / "file.gguf", pre=pre)
+    decoder = monge.load(file, tokenizer=folder, drafter="none", backend="eager")
+    assert decoder.encode("ab a") == tuple(given("ab a")["input_ids"])
+    with pytest.raises(monge.OptionError, match=r"must lie in 0\.\.32; got 33"):
+        decoder.generate("z ab", max_new_tokens=1)
+    assert decoder.encode_chat([{"role": "user", "content": "c"}]) == tuple(
+        given("bc")["input_ids"]
+    )
+    (expected,) = decoder.generate("ab a", max_new_tokens=3)
+    options = ["--drafter", "none", "--backend", "eager", "--max-new-tokens", 3, "--json"]
+    done = run("generate", "ab a", "--target", file, "--tokenizer", folder, *options)
+    record = json.loads(done.stdout)
+    assert (record["token_ids"], record["text"]) == (list(expected.token_ids), expected.text)
 
 
 def test_a_full_disk_is_told_before_anything_is_written(tmp_path, monkeypatch, cache):

@@ -25,6 +25,7 @@ from monge.loading.gguf_header import Header
 BLANK: Final = "\N{LOWER ONE EIGHTH BLOCK}"
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # types of tokens in GGUF files
 _KEYS: Final = "tokenizer.ggml."
+_KINDS: Final = ("gemma4", "gpt2", "llama")
 _NAMED: Final = {
     "bos": "bos_token_id",
     "eos": "eos_token_id",
@@ -54,10 +55,8 @@ _LLAMA3: Final = rf"{_CASELESS}|{_WORD}|\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}"
 _QWEN2: Final = rf"{_CASELESS}|{_WORD}|\p{{N}}|{_MARKS}|{_SPACES}"
 _DIGIT: Final = r"\p{N}"
 _ASCII_MARK: Final = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
-_DEEPSEEK3: Final = (
-    rf"{_ASCII_MARK}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
-    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
-)
+_DEEPSEEK_WORD: Final = rf"{_ASCII_MARK}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+_DEEPSEEK3: Final = rf"{_DEEPSEEK_WORD}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
 _CJK: Final = r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _BLOOM: Final = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
@@ -164,6 +163,12 @@ def _table() -> dict[str, PreTokenizer]:
     )
     add("deepseek-v3 hunyuan-dense joyai-llm hy_v4", r"\p{N}{1,3}", _CJK, _DEEPSEEK3)
     add(
+        "spark2_5",
+        *(r"\p{N}{1,3}", _CJK),
+        rf"{_DEEPSEEK_WORD}| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+",
+        _DIGIT,
+    )
+    add(
         "deepseek-coder",
         *(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", _DIGIT),
     )
@@ -222,8 +227,10 @@ def gguf_tokenizer(header: Header, num_tokens: int) -> tuple[TokenizersBackend, 
     """
     fields, words = header.fields, _list(header, "tokens")
     kind = fields.get(f"{_KEYS}model")
-    if kind not in {"gpt2", "llama", "gemma4"} or words is None:
-        raise _refused(f"{_KEYS}model = {kind}" + ("" if words else ", without tokens"))
+    if kind not in _KINDS:
+        raise _refused(f"{_KEYS}model = {kind}, and known are {', '.join(_KINDS)}")
+    if not words:
+        raise _refused(f"no {_KEYS}tokens")
     pre = _pre_tokenizer(header, kind)
     words = [word or f"[EMPTY_{token}]" for token, word in enumerate(words)]
     vocabulary = {word: token for token, word in enumerate(words)}

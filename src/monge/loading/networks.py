@@ -52,6 +52,7 @@ DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 _COMPUTED: Final = frozenset({"auto", "float32", "torch.float32"})
 _PADDING: Final = re.compile(r"\[PAD\d+\]")
 """How converters of GGUF files name rows of a network that are no token."""
+_OF_TOKENIZERS: Final = ("tokenizer.json", "tokenizer_config.json")
 _BYTES_PER_S: Final = 5e8  # of weights, by the slower disks of today
 
 
@@ -232,7 +233,7 @@ def load_tokenizer(model: object, *, trust_remote_code: bool = False) -> Any:
     """Load the tokenizer beside a checkpoint; `None` for a network that was given in memory.
 
     Args:
-        model: The model, as for `ModelSource.of`.
+        model: The model, as for `ModelSource.of`; or a folder that holds a tokenizer alone.
         trust_remote_code: Run code that comes with the checkpoint.
 
     Raises:
@@ -241,7 +242,8 @@ def load_tokenizer(model: object, *, trust_remote_code: bool = False) -> Any:
     source = ModelSource.of(model)
     if source.network is not None and not source.place:
         return None
-    place = prepare(source, "eager").place
+    holds_one = any((Path(source.path) / name).is_file() for name in _OF_TOKENIZERS)
+    place = source.path if holds_one else prepare(source, "eager").place
     if (reason := no_tokenizer_reason(place)) is not None:
         raise ModelLoadError(
             f"the tokenizer of {source.name} could not be built ({reason}); give the folder of one: "
