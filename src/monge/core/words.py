@@ -14,7 +14,9 @@ def counted(number: int, noun: str) -> str:
 
 def unread_part(content: Any) -> str | None:  # noqa: ANN401 (JSON of a user's)
     """Say which part of a message's content is no text, such as an image; `None` if none is."""
-    parts: Sequence[Any] = content if isinstance(content, list | tuple) else ()
+    if not isinstance(content, list | tuple):
+        return None
+    parts: Sequence[Any] = content
     for number, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if isinstance(kind, str) and kind not in get_args(TextPartType):
