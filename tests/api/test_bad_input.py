@@ -1,9 +1,16 @@
 """Bad input: an error that says what, where, got, expected and what to do."""
 
 import json
+import math
+import re
 import shutil
+import subprocess
+import sys
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from monge.api import built_in, load, make_components
 from monge.core.errors import (
@@ -14,6 +21,7 @@ from monge.core.errors import (
     VocabularyMismatchError,
 )
 from monge.draft.ngram import NgramDrafter
+from monge.loading.networks import load_tokenizer
 from tests.engine.tiny import network
 from tests.kit.tables import table, table_decoder
 
@@ -135,6 +143,53 @@ def test_missing_and_broken_checkpoints(tmp_path):
     (broken / "config.json").write_text(json.dumps({"model_type": "no-such-model"}))
     with pytest.raises(ModelLoadError, match="cannot load a model"):
         load(broken)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3_text", "xlm"])
+def test_a_folder_without_a_tokenizer(tmp_path, kind):
+    """Of some kinds the host makes one of a few special tokens, without a word; of others it asks for packages."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(ModelLoadError, match=f"there is no tokenizer in '{tmp_path}'.*--tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_vocabulary_of_special_tokens_is_one(tmp_path):
+    folder = shutil.copytree(built_in("draft"), tmp_path / "special")
+    vocabulary = WordLevel({"<a>": 0, "<b>": 1}, unk_token="<b>")
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(vocabulary), pad_token="<a>"
+    ).save_pretrained(folder)
+    assert len(load_tokenizer(folder)) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are those of Linux")
+def test_weights_beyond_the_memory_are_told_in_bytes(tmp_path):
+    """A file that cannot even be mapped, as under `ulimit -v`."""
+    folder = shutil.copytree(built_in("draft"), tmp_path / "large")
+    settings = json.loads((folder / "config.json").read_text())
+    with (folder / "model.safetensors").open("rb") as file:
+        entries = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    width, wide, begin = settings["intermediate_size"], 10_000_000, 0
+    entries.pop("__metadata__", None)
+    for entry in entries.values():
+        entry["shape"] = [wide if size == width else size for size in entry["shape"]]
+        end = begin + math.prod(entry["shape"]) * (4 if entry["dtype"] == "F32" else 2)
+        entry["data_offsets"], begin = [begin, end], end
+    header = json.dumps(entries).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + begin)
+    (folder / "config.json").write_text(json.dumps(settings | {"intermediate_size": wide}))
+    code = f"""
+import resource
+from monge.loading.networks import load_network
+resource.setrlimit(resource.RLIMIT_AS, (6 * 10**9, resource.RLIM_INFINITY))
+load_network({str(folder)!r})
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    last = ran.stderr.splitlines()[-1]
+    pattern = rf"not enough memory for '{folder}': its weights take {begin / 1e9:.1f} GB, and "
+    assert re.search(pattern + r"[0-5]\.\d GB are free", last), last
 
 
 def test_another_tokenizer(tmp_path):

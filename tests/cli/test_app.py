@@ -1,3 +1,5 @@
+import json
+import shlex
 import subprocess
 import sys
 from importlib.metadata import version
@@ -164,13 +166,19 @@ def test_the_laboratory_has_its_commands():
         (None, None, ["--quick"], ["chat", "bench"]),
     ],
 )
-def test_demo_shows_what_is_there(run, monkeypatch, missing, compiler, arguments, shown):
+def test_demo_shows_what_is_there(run, monkeypatch, tmp_path, missing, compiler, arguments, shown):
+    monkeypatch.setenv("MONGE_CACHE", str(tmp_path))
     ran, run_command = [], demo._run
 
     def note(words, *_):
         if words[0] == "generate" and not ran:
             run_command(words)
         ran.append(words)
+        if words[0] == "bench":
+            arms = [{"arm": "monge", "temperature": 0.0, "same_as_plain_share": 1.0}]
+            document = {"speedup_over_plain": 1.254, "block_efficiency": 2.0, "arms": arms}
+            folder = Path(words[words.index("--out") + 1])
+            (folder / "result.json").write_text(json.dumps(document))
 
     monkeypatch.setattr(demo, "obstacle", lambda name: missing)
     monkeypatch.setattr(demo, "compiler_obstacle", lambda: compiler)
@@ -180,5 +188,40 @@ def test_demo_shows_what_is_there(run, monkeypatch, missing, compiler, arguments
     assert ("$ monge generate 'Question: " in result.stdout) is bool(missing)
     assert [words[0] + " --backend compiled" * ("compiled" in words) for words in ran] == shown
     assert ("is several times faster; there is no compiler" in result.stdout) is bool(compiler)
-    target = "" if missing else " --target smollm2"
+    assert (
+        "wrote 1.25 times as many tokens a second as transformers, 2.00 for each" in result.stdout
+    )
+    assert "and the same greedy texts." in result.stdout
+    target = "" if missing else " --chat --target smollm2"
     assert f"monge bench decode --quick{target}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments"), [(None, []), (None, ["--quick"]), ("not installed", ["--quick"])]
+)
+def test_what_the_demo_hands_out_is_a_command(run, monkeypatch, tmp_path, missing, arguments):
+    """The commands that it runs, too: their files are there behind it."""
+    monkeypatch.setenv("MONGE_CACHE", str(tmp_path))
+    (tmp_path / "demo").mkdir()
+    document = {"speedup_over_plain": 1.0, "block_efficiency": 1.0, "arms": []}
+    (tmp_path / "demo" / "result.json").write_text(json.dumps(document))
+    ran = []
+    monkeypatch.setattr(demo, "obstacle", lambda name: missing)
+    monkeypatch.setattr(demo, "_run", lambda words, *_: ran.append(words))
+    monkeypatch.setattr(sys, "argv", ["/my tools/monge"])
+    monkeypatch.setattr(demo.shutil, "which", lambda name: None)
+    *_, end = run("demo", *arguments).stdout.partition("To go on:")
+    handed = [shlex.split(line)[1:] for line in end.splitlines() if line]
+    assert [words[0] for words in handed] == ["/my tools/monge"] * 6
+    for words in (*ran, *(words[1:] for words in handed)):
+        with pytest.raises(SystemExit) as ended:
+            typer.main.get_command(app).main(
+                ["--help"] if words == ["--help"] else [*words, "--help"]
+            )
+        assert ended.value.code == 0
+        check_early(words[1:], words[0])
+
+
+def test_the_demo_run_as_a_module_hands_out_modules(monkeypatch):
+    monkeypatch.setattr(sys, "argv", [demo.__file__.replace("cli/demo", "__main__")])
+    assert demo._program() == f"{sys.executable} -m monge"

@@ -40,10 +40,13 @@ def test_table_for_people(bench, tmp_path):
         "greedy, batch 2, 2 prompts",
         "decodes at most 1 sequence(s) at a time",
         "assisted, greedy, 2 draft tokens: ",
-        "speedup_over_plain",
+        "x plain: times the speed of transformers",
+        "monge, batch 1: ",
+        " times the speed of transformers, ",
     ):
         assert text in result.stdout
     assert "temperature 1" not in result.stdout
+    assert "adaptive" not in result.stdout
 
 
 def test_sampling_rules_stand_above_the_table(bench):
@@ -63,7 +66,6 @@ def test_named_arms_of_a_useless_draft(bench, tmp_path):
     assert document["models"]["draft"].endswith("output shifted")
     slowest = document["slowest_adaptive"]["arm"]
     assert slowest in {"mine", "monge", "monge ngram"}, "the default adapts too"
-    assert f"of plain decoding ({slowest}, temperature 0, batch 1)" in result.stdout
 
 
 @pytest.mark.parametrize(

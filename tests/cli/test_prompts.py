@@ -69,6 +69,11 @@ def test_tasks_of_a_file(read):
         ("a.jsonl", '{"messages": "text"}', "line 1: messages must be a list of objects"),
         ("a.jsonl", '{"messages": [{"role": "user"}]}', "line 1: messages must be a list"),
         ("a.jsonl", '{"messages": [{"role": "user", "content": 1}]}', "messages must be a list"),
+        (
+            "a.jsonl",
+            '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+            r"line 1: messages\[0\]: part 0 is of type 'image_url', and only text is read here",
+        ),
         ("a.txt", " \n\n", "holds no prompts"),
         ("a.txt", b"\xff\xfe\x00", "cannot read prompts"),
         ("nowhere.txt", None, "cannot read prompts from .*nowhere"),

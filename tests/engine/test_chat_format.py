@@ -118,6 +118,10 @@ def test_choice(tokenizer, tmp_path):
             r".*; got 'robot'",
         ),
         ([{"role": "user", "content": ["a"]}], "the content must be text; got list"),
+        (
+            [{"role": "user", "content": [{"type": "image"}]}],
+            r"messages\[0\]: part 0 is of type 'image', and only text is read here",
+        ),
     ],
 )
 def test_malformed_messages_are_refused_by_place(messages, complaint):

@@ -407,6 +407,53 @@ def test_settings_live_through_a_reload(page, url):
     page.run("localStorage.removeItem('monge settings')")
 
 
+def test_it_starts_from_the_defaults_of_the_server_and_sends_what_was_changed(window):
+    shown = (
+        "return ['temperature', 'top-p', 'tokens'].map((id) => document.getElementById(id).value)"
+    )
+    sampling = ("temperature", "top_p", "max_tokens")
+    sent = f"return Object.entries(window.sent.at(-1)).filter(([name]) => {list(sampling)}.includes(name))"
+    change = """const control = document.getElementById(arguments[0]);
+        control.value = arguments[1];
+        control.dispatchEvent(new Event("change", {bubbles: true}))"""
+
+    def asked():
+        window.run("document.getElementById('status').textContent = ''")
+        window.run("document.getElementById('question').focus()")
+        window.press("hello", "Enter")
+        answered(window)
+        return dict(window.run(sent))
+
+    stated = '{"temperature": 0.6, "top_k": 5, "max_new_tokens": 30}'
+    with live(toy_app(markup_decoder(), override_generation_config=stated)) as url:
+        opened(window, url)
+        assert window.run(shown) == ["0.6", "1", "30"]
+        assert asked() == {}
+        window.run(change, "temperature", "0.2")
+        assert asked() == {"temperature": 0.2}
+        opened(window, url)
+        assert window.run(shown) == ["0.2", "1", "30"]
+        assert asked() == {"temperature": 0.2}
+        window.run(change, "temperature", "")
+        assert asked() == {}, "the server's own"
+        window.run(change, "form", "text")
+        assert asked() == {"max_tokens": 30}, "the default is one of chats"
+        window.run(change, "form", "chat")
+        window.click("#tab-race")
+        window.click("#go")
+        window.wait("return document.getElementById('result').textContent")
+        assert dict(window.run(sent)) == {"temperature": 0}
+        window.click("#tab-chat")
+        assert window.errors() == []
+        window.go("about:blank")  # before the server ends
+    with live(toy_app(markup_decoder())) as url:
+        opened(window, url)
+        window.run(change, "tokens", "40")
+        assert asked() == {"temperature": 0.7, "top_p": 0.9, "max_tokens": 40}
+        window.go("about:blank")
+        assert window.errors() == []
+
+
 def test_errors_are_told_and_a_key_is_asked_for(window):
     with live(toy_app(markup_decoder(), api_keys=("secret",))) as url:
         window.go(url)

@@ -6,8 +6,11 @@ import pytest
 import torch
 from transformers import (
     GenerationConfig,
+    MinPLogitsWarper,
     T5Config,
     T5ForConditionalGeneration,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
     pipeline,
     set_seed,
 )
@@ -259,6 +262,33 @@ class TestModel:
             model.lm_head.weight.zero_()
         expected = target.generate(**padded(ROWS), **GREEDY)
         assert torch.equal(copied.generate(**padded(ROWS), **GREEDY), expected)
+
+
+@pytest.mark.parametrize("tree", ["chain(4)", "fixed_width((2, 2))"])
+@pytest.mark.parametrize(
+    "rules", [{"top_p": 0.3, "top_k": 0}, {"top_k": 3}, {"min_p": 0.9}], ids=str
+)
+def test_tokens_of_equal_scores_are_kept_as_the_host_keeps_them(target, tree, rules):
+    """Its order of them is that of an unstable sort, so no rule of this library could repeat it."""
+    with torch.no_grad():
+        weight = target.get_output_embeddings().weight
+        weight.copy_(weight[:1] * (torch.arange(len(weight)) % 3 == 0)[:, None])
+    outputs = accelerated(target, tree=tree).generate(
+        **padded(ROWS),
+        **{"do_sample": True, "max_new_tokens": 40, "eos_token_id": None, **rules, **OUTPUTS},
+    )
+    processors = [
+        TopKLogitsWarper(rules.get("top_k", 50) or len(weight)),
+        TopPLogitsWarper(rules.get("top_p", 1.0)),
+        MinPLogitsWarper(rules.get("min_p", 0.0)),
+    ]
+    for step, logits in enumerate(outputs.logits):
+        scores = logits
+        for processor in processors:
+            scores = processor(None, scores)
+        drawn = outputs.sequences[:, outputs.sequences.shape[1] - len(outputs.logits) + step]
+        assert scores.gather(1, drawn[:, None]).isfinite().all()
+        assert torch.equal(scores.isfinite(), outputs.scores[step].isfinite())
 
 
 def test_a_pipeline(built_in_pair):

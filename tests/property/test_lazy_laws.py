@@ -6,12 +6,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lab.acceptance.given_candidates import OptimalGivenCandidates
 from monge.backends.cpu.law_masses import load_law_masses
 from monge.core import lazy_laws
+from monge.core import top_p as top_p_module
 from monge.core.draws import TapeDraws
 from monge.core.errors import LawError
 from monge.core.law import DenseLaw, Law, SparseLaw, renamed
@@ -21,7 +22,10 @@ from monge.core.sampling_rules import (
     SamplingRules,
     law_from_logits,
     laws_from_logits,
+    numbers_of,
+    probs_by_numbers,
     probs_from_logits,
+    probs_of_all,
 )
 from monge.draft.tree.children import children_of
 from monge.verify.base import as_verifier
@@ -126,6 +130,65 @@ def test_masses_and_draws_are_those_of_the_plain_law(chosen, rules, dtype) -> No
     torch.testing.assert_close(coded.at(every), expected, rtol=1e-12, atol=0)
     if rules.truncates:
         assert coded.sparse().token_ids.equal(plain.sparse().token_ids)
+
+
+def edge_row(kind: str, size: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
+    """Scores at which an order by masses, or by rounded scores, is another than that of the scores."""
+    rng = np.random.default_rng(seed)
+    if kind == "equal":
+        values = np.full(size, -0.3)
+    elif kind == "integers":
+        values = rng.integers(-2, 3, size).astype(np.float64)
+    elif kind == "near":  # masses that are equal, though scores are not
+        values = rng.normal(size=size) * 10.0 ** rng.integers(-30, -7)
+        values[rng.integers(size)] = rng.choice([0.0, 1.0, 5.0])
+    elif kind == "neighbours":
+        values = 3.0 + rng.integers(0, 3, size) * 2.0**-22
+    elif kind == "far":  # masses of 0, and below the smallest normal number
+        values = -rng.choice([0.0, 1.0, 690.0, 691.0, 700.0, 709.0, 720.0, 740.0, 800.0], size)
+    else:
+        values = np.where(rng.random(size) < 0.5, -rng.random(size) * 2e3, -np.inf)
+    values[rng.integers(size)] = max(0.0, values.max())
+    return torch.from_numpy(values).to(dtype)
+
+
+@given(
+    kind=st.sampled_from(("equal", "integers", "near", "neighbours", "far", "farther")),
+    size=st.sampled_from((2, 9, 300, 3000)),
+    seed=st.integers(0, 2**32 - 1),
+    dtype=st.sampled_from((torch.float32, torch.bfloat16)),
+    temperature=st.sampled_from((1.0, 0.7, 3.0, 1e-3, 1e6)),
+    top_k=st.sampled_from((None, 1, 2, 5, 200)),
+    top_p=st.sampled_from((1.0, 0.5, 0.9, 0.3333, 0.999, 1 - 1e-9, 1 - 2**-53, 1e-300)),
+    min_p=st.sampled_from((0.0, 0.05, 1.0)),
+)
+@example("near", 2, 3134603515, torch.bfloat16, 1e-3, 200, 0.5, 0.05)
+@example("near", 300, 150792111, torch.float32, 3.0, None, 0.9, 0.05)
+@example("near", 300, 2288336450, torch.bfloat16, 1.0, 5, 1 - 1e-9, 0.0)
+@example("far", 300, 3466276464, torch.float32, 1.0, 200, 1.0, 0.0)
+def test_tokens_are_kept_in_the_order_of_scores_then_of_ids(
+    kind, size, seed, dtype, temperature, top_k, top_p, min_p
+) -> None:
+    """By machine code, by selection on the host, and by the sort of a device."""
+    if top_k is None and top_p == 1 and min_p == 0:
+        top_p = 0.7
+    rules = SamplingRules(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    scores = edge_row(kind, size, seed, dtype)
+    (coded,) = laws_from_logits(scores[None], rules)
+    kept = coded.sparse().token_ids.tolist()
+    order = scores.sort(descending=True, stable=True).indices
+    assert kept == order[: len(kept)].sort().values.tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lazy_laws, "_KERNELS", {})
+        (plain,) = laws_from_logits(scores[None], rules)
+        together = probs_of_all(rules, scores[None, None])[0, 0]
+        patch.setattr(top_p_module.torch.compiler, "is_compiling", lambda: True)
+        by_sorting = probs_of_all(rules, scores[None, None])[0, 0]
+        columns = numbers_of([rules], size)
+        by_number = probs_by_numbers("truncated", columns, scores[None, None])[0, 0]
+    assert plain.sparse().token_ids.tolist() == kept
+    for probs in (together, by_sorting, by_number):
+        assert probs.nonzero()[:, 0].tolist() == kept
 
 
 def of_a_few(law: Law, size: int) -> Law:
@@ -321,7 +384,10 @@ def test_rows_of_laws_are_written_request_by_request(chosen, dtype) -> None:
         patch.setattr(lazy_laws, "_KERNELS", {})
         plain = probs_from_logits(logits, **rules)
     torch.testing.assert_close(coded, plain, rtol=0, atol=1e-12, equal_nan=True)
-    assert torch.equal(coded > 0.0, plain > 0.0)
+    for of_request, *pair in zip(own, coded, plain, strict=True):
+        # Without rules that leave tokens out, subnormal masses are 0 in machine code only.
+        least = 0.0 if of_request.truncates else 1e-300
+        assert torch.equal(*(masses > least for masses in pair))
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Top-p without a full sort keeps what a full sort keeps, to the last token among equal masses."""
+"""Top-p without a full sort keeps what a full sort keeps, to the last token among equal scores."""
 
 import math
 
@@ -20,9 +20,9 @@ SIZES = (1, 2, 7, 600, 3000)
 TOP_PS = (1e-300, 0.1, 0.5, 0.9, 0.999, 1 - 2**-53)
 
 
-def by_sorting(probs: torch.Tensor, top_p: float) -> torch.Tensor:
-    ordered, order = probs.sort(descending=True, stable=True)
-    before = ordered.cumsum(0) - ordered
+def by_sorting(probs: torch.Tensor, logits: torch.Tensor, top_p: float) -> torch.Tensor:
+    order = logits.sort(descending=True, stable=True).indices
+    before = probs[order].cumsum(0) - probs[order]
     return order[(before < top_p) | (before == 0)].sort().values
 
 
@@ -30,12 +30,12 @@ def sorted_law(logits: torch.Tensor, rules: SamplingRules) -> torch.Tensor:
     """The dense law of sampling rules, by full sorts."""
     scores = (logits.double() - logits.double().max()) / rules.temperature
     if rules.top_k is not None:
-        least = scores.sort(descending=True).values[min(rules.top_k, len(scores)) - 1]
-        scores = torch.where(scores >= least, scores, -math.inf)
+        least = logits.sort(descending=True).values[min(rules.top_k, len(scores)) - 1]
+        scores = torch.where(logits >= least, scores, -math.inf)
     probs = scores.softmax(0)
     if rules.top_p < 1:
         is_kept = torch.zeros_like(probs, dtype=torch.bool)
-        is_kept[by_sorting(probs, rules.top_p)] = True
+        is_kept[by_sorting(probs, logits, rules.top_p)] = True
         probs = torch.where(is_kept, probs, 0.0) / probs[is_kept].sum()
     probs = torch.where(probs >= rules.min_p * probs.max(), probs, 0.0)
     return probs / probs.sum()
@@ -48,12 +48,16 @@ def rows(draw: st.DrawFn, size: int | None = None) -> torch.Tensor:
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     noise = torch.randn(size, generator=generator)
     spread = draw(st.sampled_from([0.0, 1e-7, 1e-3, 1.0, 6.0]))
-    kind = draw(st.sampled_from(["noise", "two values", "integers", "peaks", "point", "forbidden"]))
+    kind = draw(
+        st.sampled_from(["noise", "two values", "integers", "near", "peaks", "point", "forbidden"])
+    )
     logits = spread * noise
     if kind == "two values":
         logits = spread * (noise > 0)
     elif kind == "integers":
         logits = noise.mul(2).round()
+    elif kind == "near":  # masses that are equal, though scores are not
+        logits = 1e-20 * noise
     elif kind == "peaks":
         logits[: size // 100 + 1] += 8.0
     elif kind == "point":
@@ -71,8 +75,8 @@ def rows(draw: st.DrawFn, size: int | None = None) -> torch.Tensor:
 @example(torch.tensor([0.0, -800.0] * 600), 0.5)  # every second mass is 0
 def test_selection_keeps_what_a_full_sort_keeps(logits, top_p):
     probs = logits.double().softmax(0)
-    expected = by_sorting(probs, top_p)
-    is_kept = most_probable(probs, torch.tensor([top_p], dtype=torch.float64))
+    expected = by_sorting(probs, logits, top_p)
+    is_kept = most_probable(probs, logits, torch.tensor([top_p], dtype=torch.float64))
     assert is_kept.nonzero()[:, 0].tolist() == expected.tolist()
     law = law_from_logits(logits, SamplingRules(top_p=top_p)).sparse()
     assert law.token_ids.tolist() == [token for token in expected.tolist() if probs[token] > 0]
@@ -82,13 +86,13 @@ def test_selection_keeps_what_a_full_sort_keeps(logits, top_p):
 def test_selection_decides_at_the_very_sums_of_a_full_sort(logits, share, ulps):
     """The hardest `top_p`: sums of masses in their order, and their neighbours."""
     probs = logits.double().softmax(0)
-    sums = probs.sort(descending=True, stable=True).values.cumsum(0)
+    sums = probs[logits.sort(descending=True, stable=True).indices].cumsum(0)
     top_p = float(sums[int(share * (len(sums) - 1))])
     for _ in range(abs(ulps)):
         top_p = math.nextafter(top_p, math.copysign(math.inf, ulps))
     if top_p < 1:
-        is_kept = most_probable(probs, torch.tensor([top_p], dtype=torch.float64))
-        assert is_kept.nonzero()[:, 0].tolist() == by_sorting(probs, top_p).tolist()
+        is_kept = most_probable(probs, logits, torch.tensor([top_p], dtype=torch.float64))
+        assert is_kept.nonzero()[:, 0].tolist() == by_sorting(probs, logits, top_p).tolist()
 
 
 @given(
@@ -115,13 +119,13 @@ def test_rows_of_a_batch_have_rules_of_their_own(data, size):
     logits[3, 0] = math.nan
     shares = torch.tensor([0.9, 1.0, 1e-9, 0.5], dtype=torch.float64)
     probs = logits.softmax(-1)
-    is_kept = most_probable(probs, shares[:, None])
+    is_kept = most_probable(probs, logits, shares[:, None])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module.torch.compiler, "is_compiling", lambda: True)
-        by_device = most_probable(probs, shares[:, None])
+        by_device = most_probable(probs, logits, shares[:, None])
     assert is_kept[:3].tolist() == by_device[:3].tolist()
     for row in (0, 2):
-        expected = by_sorting(probs[row], float(shares[row]))
+        expected = by_sorting(probs[row], logits[row], float(shares[row]))
         assert is_kept[row].nonzero()[:, 0].tolist() == expected.tolist()
     assert is_kept[1].all()
     laws = probs_from_logits(logits[:, None], top_p=shares)[:, 0]

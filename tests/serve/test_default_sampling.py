@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from fastapi.testclient import TestClient
 from gguf import GGUFWriter
 
 from monge.core.errors import OptionError
@@ -10,6 +11,7 @@ from monge.loading.sampling_defaults import sampling_defaults
 from monge.options import ServeOptions
 from monge.serve.api.request_parser import RequestParser
 from monge.serve.api.schemas import ChatRequest, CompletionRequest
+from monge.serve.http.app import create_app
 from monge.serve.settings import checked_options
 from tests.serve.served import toy_decoder
 
@@ -53,6 +55,18 @@ def test_the_operator_overrides_or_ignores_the_checkpoint(folder):
     assert asked(ServeOptions()).rules.temperature == 1.0
     override = ServeOptions(override_generation_config='{"top_p": 0.5}')
     assert asked(override).rules.top_p == 0.5
+
+
+@pytest.mark.parametrize("text", [None, '{"temperature": 0.2, "top_k": 0}'])
+def test_the_server_has_the_defaults_that_were_found_with_its_target(folder, text):
+    options = checked_options(ServeOptions(override_generation_config=text), str(folder))
+    with TestClient(create_app(toy_decoder(), options)) as client:
+        (card,) = client.get("/v1/models").json()["data"]
+        assert card["default_sampling"] == dict(options.default_sampling)
+        assert card["default_sampling"]["top_p"] == 0.9
+        messages = [{"role": "user", "content": "hello"}]
+        answer = client.post("/v1/chat/completions", json={"messages": messages}).json()
+    assert answer["usage"]["completion_tokens"] == 7
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"top": 1}', '{"top_p": 0}', '{"temperature": "1"}'])

@@ -140,7 +140,10 @@ TOOL = tool()
         ({"tools": [TOOL], "tool_choice": "f"}, "tool_choice: input should be 'none', 'auto' or"),
         ({"functions": [{"name": "f"}]}, "functions: send tools"),
         (turn(content=None), "messages.0.content: "),
-        (turn(content=[{"type": "image_url", "text": "x"}]), "messages.0.content.0.type: "),
+        (
+            turn(content=[{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]),
+            "messages.0.content: part 1 is of type 'image_url', and only text is read here",
+        ),
         (turn(weight=1), "unknown field 'messages.0.weight'"),
         ({"stream": True, "stream_options": {"more": 1}}, "unknown field 'stream_options.more'"),
         ({"top_logprobs": 2}, "top_logprobs: only with logprobs=true"),
@@ -152,6 +155,14 @@ TOOL = tool()
 )
 def test_conversations_that_cannot_be(fields, message):
     assert message in error_of(ChatRequest, **fields).message
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+def test_a_part_that_is_no_text_is_named_in_one_sentence(kind):
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": kind}]}]
+    assert error_of(ChatRequest, messages=messages).message == (
+        f"messages.1.content: part 0 is of type {kind!r}, and only text is read here"
+    )
 
 
 @pytest.mark.parametrize(

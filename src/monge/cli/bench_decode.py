@@ -9,6 +9,7 @@ from rich.table import Table
 
 from monge.bench.arms import (
     ASSISTANT_TOKENS,
+    DEFAULT,
     QUICK_ASSISTANT_TOKENS,
     plain_arm,
     usual_arms,
@@ -41,16 +42,17 @@ from monge.options import OUTPUT, LoadOptions, changed
 from monge.prompts import Prompt, as_message, asked_prompts, interleaved
 
 OUT: Final = Path("bench-decode")
+RESULT: Final = "result.json"
 _CAPTION: Final = (
-    "median and range of the repeats; block: tokens per target forward;\n"
-    "engine: share of time inside the models; loops: completions that end in one"
+    "block: tokens per target forward; engine: share of time\n"
+    "inside the models; loops: completions that end in one"
 )
-_HEADLINE: Final = (
-    "speedup_over_plain",
-    "speedup_over_assisted",
-    "engine_efficiency",
-    "block_efficiency",
-)
+_HEADLINE: Final = {
+    "speedup_over_plain": "{:.2f} times the speed of transformers",
+    "speedup_over_assisted": "{:.2f} times that of its best assisted decoding",
+    "block_efficiency": "{:.2f} tokens per target forward",
+    "engine_efficiency": "{:.0%} of the time inside the models",
+}
 
 
 @options.command(only=(*options.NETWORKS, "draft_backend"), quick=QUICK)
@@ -145,7 +147,7 @@ def measured(
     """
     with call_bar() as on_call:
         document, measurements = compare(pair, prompts, settings, on_call=on_call, **compared)
-    files = [write_document(document, out, "result.json")]
+    files = [write_document(document, out, RESULT)]
     files += [write_rounds(measurements, out / "rounds.jsonl.gz")]
     report(document, files, markdown=markdown)
     if as_json:
@@ -179,13 +181,13 @@ def report(document: dict[str, Any], files: Sequence[Path], *, markdown: bool = 
         speed = f"{choice['tokens_per_s']:.1f} tokens/s"
         where = mode(choice["temperature"], truncation)
         show(f"assisted, {where}, {tokens}: {speed}", "dim")
-    for name in _HEADLINE:
-        value = document[name]
-        show(f"{name:<24}{'not measured' if value is None else format(value, '.3f')}")
-    if (slowest := document["slowest_adaptive"]) is not None:
-        where = f"{slowest['arm']}, temperature {slowest['temperature']:g}, batch {slowest['batch_size']}"
-        ratio = slowest["ratio_to_faster_plain"]
-        show(f"{'slowest_adaptive':<24}{ratio:.3f} of plain decoding ({where})")
+    found = [
+        text.format(document[name])
+        for name, text in _HEADLINE.items()
+        if document[name] is not None
+    ]
+    if found:
+        show(f"{DEFAULT}, batch {document['batch_size']}: {', '.join(found)}")
     if settings["clock"] == "cpu":
         show("seconds are processor time of this process, not of the wall", "dim")
     if (note := busy_note()) is not None:
@@ -200,12 +202,13 @@ def table(arms: Sequence[dict[str, Any]], title: str) -> Table:
     library's.
     """
     name, of, middle = "x plain", "ratio_to_plain", "median"
-    caption = _CAPTION
+    caption = "x plain: times the speed of transformers"
     if not any(arm.get(of) for arm in arms):
         name, of, middle = "x none", "ratio_to_none_of_all", "mean"
-        caption += ";\nx none: all repeats together, with their 95% interval"
+        caption = "x none: all repeats together, with their 95% interval"
     shown = plain_table(title, "arm", ("tokens/s", name, "block", "engine", "loops"))
-    shown.caption, shown.caption_justify = caption, "left"
+    shown.caption = f"median and range of the repeats;\n{caption};\n{_CAPTION}"
+    shown.caption_justify = "left"
     for arm in arms:
         if arm["failure"] is not None:
             short = "n/a" if arm["failure"].startswith(NOT_APPLICABLE) else "failed"
@@ -223,7 +226,8 @@ def table(arms: Sequence[dict[str, Any]], title: str) -> Table:
 
 
 def _ranged(summary: dict[str, float], digits: int, middle: str = "median") -> str:
-    return f"{summary[middle]:.{digits}f} {summary['low']:.{digits}f}-{summary['high']:.{digits}f}"
+    value, low, high = (f"{summary[name]:.{digits}f}" for name in (middle, "low", "high"))
+    return value if summary["low"] == summary["high"] else f"{value} {low}-{high}"
 
 
 def mode(temperature: float, truncation: Mapping[str, Any]) -> str:

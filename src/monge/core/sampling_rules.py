@@ -32,7 +32,10 @@ class SamplingRules:
     """Rules that turn logits into a law; the same rules mean the same law for target and drafter.
 
     Applied in the order of `transformers`: temperature, top-k, top-p, min-p, each on the
-    renormalised law of the one before.
+    renormalised law of the one before. Rules order tokens by their logits, from the largest on, and
+    equal ones by their ids, from the lowest on. The order is that of the logits as they are given:
+    where masses are equal by rounding, or 0, it is still defined. Where a rule is in force, tokens of
+    less than 1e-300 times the largest mass are left out, too.
 
     Args:
         temperature: 0 gives the point mass at the largest logit (lowest id first among equals).
@@ -65,6 +68,8 @@ class SamplingRules:
         return replace(self, top_k=top_k if self.top_k is None else min(top_k, self.top_k))
 
 
+SMALLEST_SHARE: Final = 1e-300
+"""The `min_p` of rules that keep some tokens only: what is less probable may be 0 on another machine."""
 KINDS: Final = ("greedy", "plain", "warm", "truncated")
 """Kinds of sampling rules: the point mass, temperature 1, any temperature, and all rules."""
 
@@ -144,6 +149,8 @@ def laws_from_logits(
     logits: Float[Tensor, "nodes vocab"], rules: SamplingRules
 ) -> list[Law | None]:
     """`law_from_logits` for every row at once; `None` where a row's logits make no law."""
+    if rules.top_k is not None and rules.top_k >= logits.shape[-1]:
+        rules = replace(rules, top_k=None)
     if rules.temperature > 0 and can_score(logits, rules.temperature):
         scored = scored_laws(logits, rules.temperature)
         if not rules.truncates:
@@ -159,11 +166,10 @@ def laws_from_logits(
         elif rules.temperature == 0:
             laws.append(one_hot(where, logits.device))
         else:
-            scores = _scores(row, rules.temperature, largest)
             laws.append(
-                _truncated(scores, rules)
+                _truncated(row, rules, largest)
                 if rules.truncates
-                else trusted_law(torch.softmax(scores, dim=-1))
+                else trusted_law(torch.softmax(_scores(row, rules.temperature, largest), dim=-1))
             )
     return laws
 
@@ -208,20 +214,26 @@ def probs_from_logits(
         )
     if top_k is not None:
         if isinstance(top_k, Tensor):
-            ordered = scores.sort(-1, descending=True).values
+            ordered = logits.sort(-1, descending=True).values
             place = _by_row(top_k, logits).clamp(1, logits.shape[-1]).long() - 1
             least = ordered.gather(-1, place.expand(*logits.shape[:-1], 1))
         else:
-            least = scores.topk(min(top_k, logits.shape[-1])).values[..., -1:]
-        scores = torch.where(scores < least, -torch.inf, scores)
+            least = logits.topk(min(top_k, logits.shape[-1])).values[..., -1:]
+        scores = torch.where(logits < least, -torch.inf, scores)
     probs = scores.softmax(-1)
     if top_p is not None:
-        probs = torch.where(most_probable(probs, _by_row(top_p, logits)), probs, 0.0)
+        is_kept = most_probable(probs, logits, _by_row(top_p, logits))
+        probs = torch.where(is_kept, probs, 0.0)
         probs = probs / probs.sum(-1, keepdim=True)
-    if min_p is not None:
-        probs = torch.where(
-            probs < _by_row(min_p, logits) * probs.amax(-1, keepdim=True), 0.0, probs
-        )
+    if top_k is not None or top_p is not None or min_p is not None:
+        share = _by_row(0.0 if min_p is None else min_p, logits).double()
+        is_cut = share > 0
+        if top_k is not None:
+            is_cut = is_cut | (_by_row(top_k, logits) < logits.shape[-1])
+        if top_p is not None:
+            is_cut = is_cut | (_by_row(top_p, logits) < 1)
+        share = share.maximum(is_cut.double() * SMALLEST_SHARE)
+        probs = torch.where(probs < share * probs.amax(-1, keepdim=True), 0.0, probs)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
 
@@ -342,32 +354,33 @@ def _scores(
 
 
 def _kept(logits: Float[Tensor, " vocab"], law: ScoredLaw, rules: SamplingRules) -> SparseLaw:
-    part = law.truncated(rules.top_k, rules.top_p, rules.min_p)
-    return _truncated(_scores(logits, rules.temperature), rules) if part is None else part
+    part = law.truncated(rules.top_k, rules.top_p, max(rules.min_p, SMALLEST_SHARE))
+    return _truncated(logits, rules) if part is None else part
 
 
-def _truncated(scores: Float64[Tensor, " vocab"], rules: SamplingRules) -> SparseLaw:
+def _truncated(
+    logits: Float[Tensor, " vocab"], rules: SamplingRules, largest: float | None = None
+) -> SparseLaw:
     """Return the law on its support; every rule looks only at what the one before it leaves."""
-    token_ids, vocab = None, scores.numel()
-    if rules.top_k is not None and rules.top_k < vocab:
-        is_kept = scores >= scores.topk(rules.top_k).values[-1]
-        token_ids, scores = _left(token_ids, scores, places_of(is_kept))
-    probs = torch.softmax(scores, dim=-1)
+    token_ids, vocab = None, logits.numel()
+    if rules.top_k is not None:
+        is_kept = logits >= logits.topk(rules.top_k).values[-1]
+        token_ids, logits = _left(token_ids, logits, places_of(is_kept))
+    probs = torch.softmax(_scores(logits, rules.temperature, largest), dim=-1)
     if rules.top_p < 1:
-        token_ids, probs = _left(token_ids, probs, most_probable_ids(probs, rules.top_p))
+        token_ids, probs = _left(token_ids, probs, most_probable_ids(probs, logits, rules.top_p))
         probs = probs / probs.sum()
-    if rules.min_p > 0 or float(probs.min()) == 0:
-        is_kept = probs >= (rules.min_p * probs.max()).clamp_min(math.ulp(0.0))
-        token_ids, probs = _left(token_ids, probs, places_of(is_kept))
-        probs = probs / probs.sum()
+    least = max(rules.min_p, SMALLEST_SHARE) * float(probs.max())
+    token_ids, probs = _left(token_ids, probs, places_of(probs >= least))
+    probs = probs / probs.sum()
     return sparse_part(every_token(vocab, probs.device) if token_ids is None else token_ids, probs)
 
 
 def _left(
     token_ids: Int64[Tensor, " some"] | None,
-    numbers: Float64[Tensor, " some"],
+    numbers: Float[Tensor, " some"],
     places: Int64[Tensor, " fewer"],
-) -> tuple[Int64[Tensor, " fewer"] | None, Float64[Tensor, " fewer"]]:
+) -> tuple[Int64[Tensor, " fewer"] | None, Float[Tensor, " fewer"]]:
     """Return tokens and numbers at increasing places; `None` stands for all tokens."""
     if places.numel() == numbers.numel():
         return token_ids, numbers

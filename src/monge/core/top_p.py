@@ -1,7 +1,7 @@
 """The tokens that top-p keeps: by selection on the host, by sorting on a device.
 
-Both keep the same set. In order of mass, and of ids among equal masses, these are the tokens before
-which the running sum of masses is below `top_p`.
+Both keep the same set. In the order of `SamplingRules`, these are the tokens before which the running
+sum of masses is below `top_p`.
 """
 
 import math
@@ -17,44 +17,59 @@ from monge.core.law import places_of
 
 _FEW: Final = 512  # masses that are sorted in the time of a few calls
 _BUCKET_BITS: Final = 10
-_EVERYTHING: Final = (0.0, 0.0, math.inf)
 
 
 def most_probable(
-    probs: Float64[Tensor, "*rows vocab"], top_p: Float[Tensor, "*some"]
+    probs: Float64[Tensor, "*rows vocab"],
+    scores: Float[Tensor, "*rows vocab"],
+    top_p: Float[Tensor, "*some"],
 ) -> Bool[Tensor, "*rows vocab"]:
     """Return a mask of the tokens that top-p keeps; rows that are NaN stay as they are.
 
     Selection reads numbers on the way. A device would wait for them, and a compiler cannot: there
-    the masses are sorted, so that nothing waits and no shape depends on data.
+    the scores are sorted, so that nothing waits and no shape depends on data.
 
     Args:
         probs: Laws in float64, `[..., vocab]`.
+        scores: Scores of the tokens, by which they are ordered, `[..., vocab]`. Masses may be equal
+            where scores are not. A token of mass 0 may have any score below those of the others.
         top_p: Numbers in (0, 1], `[..., 1]` or a shape that broadcasts to it.
     """
     # Tensors without data are of another type.
     if not torch.compiler.is_compiling() and probs.is_cpu and type(probs) is Tensor:
         rows = probs.detach().reshape(-1, probs.shape[-1]).numpy()
+        rows_of_scores = _readable(scores).reshape(rows.shape)
         shares: list[float] = top_p.expand(*probs.shape[:-1], 1).flatten().tolist()
         masks = np.zeros(rows.shape, dtype=np.bool_)
-        for mask, masses, share in zip(masks, rows, shares, strict=True):
-            mask[_selected(masses, share)] = True
+        for mask, masses, of_row, share in zip(masks, rows, rows_of_scores, shares, strict=True):
+            mask[_selected(masses, of_row, share)] = True
         return torch.from_numpy(masks).view(probs.shape)
-    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    order = scores.sort(dim=-1, descending=True, stable=True).indices
+    ordered = probs.gather(-1, order)
     before = ordered.cumsum(-1) - ordered
     # The most probable token always stays, whatever the rounding of the running sum.
     is_kept = (before < top_p).index_fill(-1, torch.zeros_like(order.view(-1)[:1]), True)
     return torch.empty_like(is_kept).scatter(-1, order, is_kept).logical_or(top_p >= 1)
 
 
-def most_probable_ids(probs: Float64[Tensor, " vocab"], top_p: float) -> Int64[Tensor, " support"]:
+def most_probable_ids(
+    probs: Float64[Tensor, " vocab"], scores: Float[Tensor, " vocab"], top_p: float
+) -> Int64[Tensor, " support"]:
     """Return the tokens of one law that top-p keeps, in increasing order; the host waits."""
     if probs.is_cpu:
-        return torch.from_numpy(_selected(probs.detach().numpy(), top_p))
-    return places_of(most_probable(probs, probs.new_full((1,), top_p)))
+        return torch.from_numpy(_selected(probs.detach().numpy(), _readable(scores), top_p))
+    return places_of(most_probable(probs, scores, probs.new_full((1,), top_p)))
 
 
-def _selected(masses: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
+def _readable(scores: Tensor) -> NDArray[np.floating]:
+    """Return scores in a type that numpy compares quickly."""
+    is_wide = scores.dtype in {torch.float32, torch.float64}
+    return scores.detach().numpy() if is_wide else scores.detach().float().numpy()
+
+
+def _selected(
+    masses: NDArray[np.float64], scores: NDArray[np.floating], top_p: float
+) -> NDArray[np.int64]:
     if not top_p < 1 or math.isnan(masses[0]):
         return np.arange(masses.size)
     # All smaller masses together are less than what top-p leaves out.
@@ -63,37 +78,51 @@ def _selected(masses: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
         large_ids = np.flatnonzero(is_large)
         large = masses[large_ids]
         if large.sum() - top_p > _rounding(masses):
-            return large_ids[_places(large, top_p)]
-    return _places(masses, top_p)
+            return large_ids[_places(large, scores[large_ids], top_p)]
+    return _places(masses, scores, top_p)
 
 
-def _places(masses: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
-    """Return what a full sort keeps, although only masses near the smallest that stays are sorted.
+def _places(
+    masses: NDArray[np.float64], scores: NDArray[np.floating], top_p: float
+) -> NDArray[np.int64]:
+    """Return what a full sort keeps, although only tokens near the last one that stays are sorted.
 
-    Where the rounding of a sum in another order could decide, all masses are sorted.
+    Where the rounding of a sum in another order could decide, all tokens are sorted.
     """
-    for above, low, high in (_interval(masses, top_p), _EVERYTHING):
-        is_kept = masses > high
-        places = np.flatnonzero((masses >= low) & (masses <= high))
-        if low == high:
-            count = (top_p - above) / low
-            if abs(count - round(count)) * low > _rounding(masses):
-                is_kept[places[: math.ceil(count)]] = True
-                break
-            continue
-        places = places[np.argsort(-masses[places], kind="stable")]
-        before = above + (masses[places].cumsum() - masses[places])
+    rounding, (low, high) = _rounding(masses), _interval(masses, top_p)
+    if low > 0 or high < math.inf:
+        # Their scores, since the order of masses is that of scores only up to rounding.
+        near = scores[(masses >= low) & (masses <= high)]
+        is_kept = scores > near.max()
+        places = np.flatnonzero((scores >= near.min()) & ~is_kept)
+        above = float(masses @ is_kept)
+        places, before = _ordered(places, masses, scores, above)
+        last = places[-1]
+        is_reached = before[-1] + masses[last] - top_p > rounding
         # With nothing above, these are the very sums of a full sort.
-        if above == 0 or np.abs(before - top_p).min() > _rounding(masses):
+        is_sure = above == 0 or (above < top_p and bool(np.abs(before - top_p).min() > rounding))
+        if is_reached and is_sure:
             is_kept[places[before < top_p]] = True
-            break
-    return np.flatnonzero(is_kept)
+            return np.flatnonzero(is_kept)
+    places, before = _ordered(np.arange(masses.size), masses, scores, 0.0)
+    return np.sort(places[before < top_p])
 
 
-def _interval(masses: NDArray[np.float64], top_p: float) -> tuple[float, float, float]:
-    """Return the mass above an interval, and its ends, between which the smallest mass that stays is.
+def _ordered(
+    places: NDArray[np.int64],
+    masses: NDArray[np.float64],
+    scores: NDArray[np.floating],
+    above: float,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return places in the order of their scores, and the sums of masses before them."""
+    places = places[np.argsort(-scores[places], kind="stable")]
+    return places, above + (masses[places].cumsum() - masses[places])
 
-    The interval holds few or equal masses, or all of them where rounding could decide.
+
+def _interval(masses: NDArray[np.float64], top_p: float) -> tuple[float, float]:
+    """Return the ends of an interval of masses, within rounding of which the last one that stays is.
+
+    The interval holds few or equal masses; it is unbounded where rounding could decide.
     """
     above, part, rounding = 0.0, masses, _rounding(masses)
     low, high = part.min(), part.max()
@@ -106,12 +135,12 @@ def _interval(masses: NDArray[np.float64], top_p: float) -> tuple[float, float, 
         reach = above + np.bincount(bucket, weights=part)[::-1].cumsum()
         place = int(np.searchsorted(reach, top_p))
         if place == reach.size or reach[place] - top_p <= rounding:
-            return _EVERYTHING
+            return 0.0, math.inf
         # Where rounding could decide that nothing of the bucket stays, `_places` sorts everything.
         above = float(reach[place - 1]) if place else above
         part = part[np.flatnonzero(bucket == reach.size - 1 - place)]
         low, high = part.min(), part.max()
-    return above, float(low), float(high)
+    return float(low), float(high)
 
 
 def _rounding(masses: NDArray[np.float64]) -> float:

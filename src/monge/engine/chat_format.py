@@ -13,6 +13,7 @@ from jinja2 import TemplateError
 
 from monge.core.errors import OptionError
 from monge.core.text import check_text, token_ids_of
+from monge.core.words import unread_part
 
 INSTRUCTION: Final = "instruction"
 """Name of the plain format below."""
@@ -397,7 +398,10 @@ def checked_messages(messages: object, *, is_continued: bool = False) -> list[Me
         if role not in ROLES:
             raise OptionError(f"{where}: the role must be one of {', '.join(ROLES)}; got {role!r}")
         if not isinstance(content, str):
-            raise OptionError(f"{where}: the content must be text; got {type(content).__name__}")
+            reason = (
+                unread_part(content) or f"the content must be text; got {type(content).__name__}"
+            )
+            raise OptionError(f"{where}: {reason}")
         check_text(content, where)
     if is_continued and not (turns[-1]["role"] == "assistant" and turns[-1]["content"]):
         raise OptionError("messages: the last one, to be continued, must be the assistant's text")

@@ -22,6 +22,7 @@ Result = TypeVar("Result")
 
 _MAPS: Final = Path("/proc/self/maps")
 _MEMORY: Final = Path("/proc/meminfo")
+_STATUS: Final = Path("/proc/self/status")
 _SOFT_PAUSE: Final = 1  # `omp_pause_soft`
 _SPINS: Final = {"GOMP_SPINCOUNT": "10000"}
 _SPIN_POLICIES: Final = ("OMP_WAIT_POLICY", *_SPINS)
@@ -77,11 +78,26 @@ def _runtimes() -> tuple[Any, ...]:
 
 def free_memory() -> int | None:
     """Return the bytes that this process can still take without paging, or `None` if that is not known."""
-    try:
-        lines = _MEMORY.read_text(encoding="utf-8").splitlines()
-    except OSError:  # not on Linux
+    free = _size_of(_MEMORY, "MemAvailable:")
+    if free is None:  # not on Linux
         return None
-    sizes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    import resource
+
+    # As `ulimit -v` sets it.
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    taken = _size_of(_STATUS, "VmSize:")
+    if limit == resource.RLIM_INFINITY or taken is None:
+        return free
+    return max(0, min(free, limit - taken))
+
+
+def _size_of(path: Path, name: str) -> int | None:
+    """Return the bytes that a line of a file of the system states, if there is one."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    sizes = [line.split()[1] for line in lines if line.startswith(name)]
     return 1024 * int(sizes[0]) if sizes else None
 
 

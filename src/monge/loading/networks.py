@@ -4,6 +4,7 @@ import math
 import re
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -53,6 +54,8 @@ _COMPUTED: Final = frozenset({"auto", "float32", "torch.float32"})
 _PADDING: Final = re.compile(r"\[PAD\d+\]")
 """How converters of GGUF files name rows of a network that are no token."""
 _OF_TOKENIZERS: Final = ("tokenizer.json", "tokenizer_config.json")
+_FEW_TOKENS: Final = 1000
+"""Tokenizers of fewer tokens are asked whether they have a vocabulary."""
 _BYTES_PER_S: Final = 5e8  # of weights, by the slower disks of today
 
 
@@ -169,24 +172,32 @@ def load_network(
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if attention is not None:
         options["attn_implementation"] = attention
+    needed = 0
     try:
         if is_packed:
             from monge.loading.packed_files import read_packed
 
-            _check_memory(Path(place), None)
+            needed = _num_bytes(Path(place), None)
+            _check_memory(Path(place), needed, is_mapped=True)
             return read_packed(Path(place), attention)
         config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
         kind = _class_for(config, place)
         size = sum(file.stat().st_size for file in Path(place).glob("*.safetensors"))
         name = str(config.dtype if dtype == "auto" else dtype).removeprefix("torch.")
-        _check_memory(Path(place), getattr(torch, name) if name in DTYPES else None)
+        needed = _num_bytes(Path(place), getattr(torch, name) if name in DTYPES else None)
+        _check_memory(Path(place), needed, is_mapped=name not in DTYPES)
         with waiting(f"reading {Path(place).name}", size / _BYTES_PER_S or None):
             network, info = kind.from_pretrained(
                 place, dtype=dtype, output_loading_info=True, **options
             )
     except UnsupportedModelError:
         raise
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError, MemoryError) as error:
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+            raise ModelLoadError(
+                f"not enough memory for {str(place)!r}: its weights take {_in_gb(needed)}, and "
+                f"{_in_gb(free_memory())} are free; use a smaller model, or a narrower dtype"
+            ) from error
         way_out = "; delete the folder, and load the file again" if is_packed else ""
         raise ModelLoadError(
             f"cannot load a model from {str(place)!r}: {type(error).__name__}: {error}{way_out}"
@@ -253,12 +264,25 @@ def load_tokenizer(model: object, *, trust_remote_code: bool = False) -> Any:
         # A kind of model may have a class that splits texts in its own way, whatever the file says.
         kind: Any = TokenizersBackend if source.is_gguf else AutoTokenizer
         tokenizer = kind.from_pretrained(place, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        _check_vocabulary(Path(place))
         raise ModelLoadError(
             f"cannot load a tokenizer from {str(place)!r}: {type(error).__name__}: {error}"
         ) from error
+    # Without files, the host makes a tokenizer of a few special tokens.
+    if len(tokenizer) < _FEW_TOKENS and len(tokenizer.get_added_vocab()) == len(tokenizer):
+        _check_vocabulary(Path(place))
     trim_heap()  # parsing a large vocabulary leaves up to 300 MB free, which weights cannot use
     return tokenizer
+
+
+def _check_vocabulary(folder: Path) -> None:
+    names = ("tokenizer.json", "tekken.json", "vocab.*", "*.model", "*.tiktoken")
+    if folder.is_dir() and not any(True for name in names for _ in folder.glob(name)):
+        raise ModelLoadError(
+            f"there is no tokenizer in {str(folder)!r}, which has none of {', '.join(names)}; give "
+            "the folder of one: tokenizer=... (--tokenizer)"
+        )
 
 
 def as_sequence_model(
@@ -372,26 +396,32 @@ def _differing_tokens(
     return sorted({token for token, _ in shared(ours) ^ shared(theirs)})
 
 
-def _check_memory(folder: Path, dtype: torch.dtype | None) -> None:
-    """Warn of weights that are larger than the free memory, before they are read.
+def _in_gb(num_bytes: int | None) -> str:
+    return "an unknown number of bytes" if num_bytes is None else f"{num_bytes / 1e9:.1f} GB"
 
-    Args:
-        folder: A checkpoint.
-        dtype: Their type in memory; `None` for those of the files.
-    """
-    needed, free = 0, free_memory()
-    for path in folder.glob("*.safetensors"):
-        if dtype is None:
-            needed += path.stat().st_size
-            continue
-        with safe_open(path, "pt") as file:
-            shapes = (file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
-            needed += dtype.itemsize * sum(map(math.prod, shapes))
+
+def _check_memory(folder: Path, needed: int, *, is_mapped: bool) -> None:
+    """Warn of weights that are larger than the free memory, before they are read."""
+    free = free_memory()
     if free is not None and needed > free:
-        mapped = "the backend of a GGUF file's own types, " if dtype is not None else ""
+        mapped = "" if is_mapped else "the backend of a GGUF file's own types, "
         warnings.warn(
             f"the weights of {folder.name} take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of "
             f"memory are free: every token may wait for the disk; use {mapped}a smaller file or a "
             "smaller model",
             stacklevel=4,
         )
+
+
+def _num_bytes(folder: Path, dtype: torch.dtype | None) -> int:
+    """Return the bytes of a checkpoint's weights; `dtype` is `None` for the types of the files."""
+    needed = 0
+    for path in folder.glob("*.safetensors"):
+        size = path.stat().st_size
+        if dtype is not None:
+            # A file that cannot even be mapped counts as it is.
+            with suppress(MemoryError), safe_open(path, "pt") as file:
+                shapes = (file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
+                size = dtype.itemsize * sum(map(math.prod, shapes))
+        needed += size
+    return needed

@@ -9,13 +9,44 @@ const client = new Client();
 const find = (id) => document.getElementById(id);
 const inspector = new Inspector(find("inspector"));
 
-/** The fields of a request, from the controls. */
+// Fields of a request by their controls, and what the server calls their defaults.
+const NUMBERS = {
+  temperature: ["temperature", "temperature"],
+  "top-p": ["top_p", "top_p"],
+  tokens: ["max_tokens", "max_new_tokens"],
+};
+const stated = new Set();
+
+/** Start from the server's sampling defaults, where it states any; what is changed already stays. */
+function startFrom(defaults) {
+  const isSilent = !["temperature", "top_p", "top_k", "min_p"].some((name) => name in defaults);
+  for (const [id, [, name]] of Object.entries(NUMBERS)) {
+    const value = defaults[name] ?? (isSilent || id === "tokens" ? undefined : 1);
+    if (value === undefined) continue;
+    const [control, wasChanged] = [find(id), isChanged(id)];
+    control.defaultValue = value;
+    if (!wasChanged) control.value = value;
+    stated.add(id);
+  }
+}
+
+function isChanged(id) {
+  const { value, defaultValue } = find(id);
+  return value !== "" && Number(value) !== Number(defaultValue);
+}
+
+function isSent(id) {
+  // The server's default length is one of chats.
+  const isOfServer = stated.has(id) && (id !== "tokens" || find("form").value === "chat");
+  return isChanged(id) || (find(id).value !== "" && !isOfServer);
+}
+
+/** The fields of a request, from the controls. A default of the server is left to the server. */
 function settings() {
   const seed = find("seed").value;
+  const sent = Object.entries(NUMBERS).filter(([id]) => isSent(id));
   return {
-    temperature: Number(find("temperature").value),
-    top_p: Number(find("top-p").value),
-    max_tokens: Number(find("tokens").value),
+    ...Object.fromEntries(sent.map(([id, [name]]) => [name, Number(find(id).value)])),
     speculation: find("speculation").checked && drafting(),
     ...(seed !== "" && { seed: Number(seed) }),
   };
@@ -26,7 +57,7 @@ const KEPT = ["temperature", "top-p", "tokens", "seed", "form", "speculation", "
 
 /** Keep the settings for the next visit; a browser that keeps nothing starts with the defaults. */
 function keepSettings() {
-  const values = KEPT.map((name) => [name, find(name).type === "checkbox" ? find(name).checked : find(name).value]);
+  const values = KEPT.filter((id) => !(id in NUMBERS) || isChanged(id)).map((name) => [name, find(name).type === "checkbox" ? find(name).checked : find(name).value]);
   try {
     localStorage.setItem(SETTINGS, JSON.stringify(Object.fromEntries(values)));
   } catch {
@@ -208,7 +239,7 @@ function makeLane(title, speculation) {
   const run = newRun();
   const rate = make("strong", { class: "rate" }, "0");
   const figures = make("p", { class: "quiet" }, "waiting");
-  const progress = make("progress", { max: settings().max_tokens, value: 0, "aria-label": title });
+  const progress = make("progress", { max: Number(find("tokens").value) || 1, value: 0, "aria-label": title });
   const heading = [make("h3", {}, title), make("p", {}, rate, " tokens/s"), progress, figures];
   find("lanes").append(make("article", { class: "card lane" }, ...heading, new Tokens(run).element));
   const lane = { run, text: "", speed: 0 };
@@ -323,6 +354,7 @@ async function connect() {
     const parts = `drafts by ${card.drafters.join(", ")} · verified by ${card.verifier}`;
     find("model").textContent = `${card.id} · ${card.backend} · ${parts}`;
     find("key-form").hidden = true;
+    startFrom(card.default_sampling);
     tell("");
   } catch (error) {
     find("model").textContent = "not connected";

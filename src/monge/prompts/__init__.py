@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 from monge.core.errors import OptionError, unknown_name
 from monge.core.text import token_ids_of
+from monge.core.words import unread_part
 
 T = TypeVar("T")
 SHIPPED: Final = ("gsm8k", "humaneval", "prose")
@@ -154,7 +155,10 @@ def _prompt_of(line: str, where: str, file: str) -> Prompt:
 
 def _messages_of(messages: Any, where: str) -> tuple[Mapping[str, str], ...]:  # noqa: ANN401 (JSON)
     are_some = isinstance(messages, list) and messages
-    for message in messages if are_some else [None]:
+    for place, message in enumerate(messages if are_some else [None]):
+        content = message.get("content") if isinstance(message, dict) else None
+        if (reason := unread_part(content)) is not None:
+            raise OptionError(f"{where}: messages[{place}]: {reason}")
         if not isinstance(message, dict) or not all(
             isinstance(message.get(name), str) for name in ("role", "content")
         ):

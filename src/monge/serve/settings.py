@@ -73,7 +73,9 @@ def checked_options(options: ServeOptions, target: str | None = None) -> ServeOp
 
 def _default_sampling(options: ServeOptions, target: str | None) -> dict[str, Any]:
     """Return the sampling settings of requests that state none: the operator's over the checkpoint's."""
-    found = {} if options.generation_config == "none" else sampling_defaults(target)
+    found = dict(options.default_sampling)  # of options that were checked with their target
+    if target is not None and options.generation_config != "none":
+        found = sampling_defaults(target)
     if (text := options.override_generation_config) is None:
         return found
     try:

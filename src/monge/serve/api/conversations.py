@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 
+from monge.core.words import TextPartType, unread_part
 from monge.serve.api.fields import (
     FEW_MESSAGES,
     MAX_TOOLS,
@@ -21,16 +22,25 @@ from monge.serve.api.fields import (
 )
 
 
+def _only_text(content: Any) -> Any:  # noqa: ANN401 (any JSON)
+    if (reason := unread_part(content)) is not None:
+        raise ValueError(reason)
+    return content
+
+
 class TextPart(Strict):
     """A part of a message."""
 
-    type: Literal["text", "input_text", "output_text"]
+    type: TextPartType
     text: str
     cache_control: Any = ignorable("every beginning may be cached")
     annotations: Any = neutral("there are no annotations", [])
     logprobs: Any = neutral("earlier answers are not scored", [])
 
 
+_Content = Annotated[
+    str | Annotated[list[TextPart], Field(fail_fast=True)], BeforeValidator(_only_text)
+]
 _FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
@@ -58,7 +68,7 @@ class Message(Strict):
         "Calls of an earlier answer."
     )
     tool_call_id: Label | None = Field(default=None, validate_default=True)
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = Field(
+    content: _Content | None = Field(
         default=None, description="May be null beside tool_calls.", validate_default=True
     )
     name: Label | None = optional("Of a participant, if the template writes it.")
@@ -163,7 +173,7 @@ class FunctionResultItem(Strict):
 
     type: Literal["function_call_output"]
     call_id: Label
-    output: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    output: _Content
     name: Ignored = None
     id: Ignored = None
     status: Ignored = None

@@ -65,6 +65,7 @@ class Service:
             "backend": decoder.backend,
             "drafters": drafters_of(self._origins),
             "verifier": self._components.rule.title,
+            "default_sampling": dict(options.default_sampling),
         }
         metrics.watch(scheduler.snapshot, decoder.backend)
 
