@@ -18,9 +18,9 @@ from lab.acceptance.rounds import num_batches, round_records
 from lab.acceptance.shapes import PATH_DEPTHS, Shape, path_table, shapes
 from monge.bench.pair import Pair
 from monge.bench.provenance import provenance
+from monge.bench.resamples import Resamples
 from monge.bench.runner import OnCall
 from monge.core.errors import OptionError
-from monge.core.resamples import Resamples
 from monge.prompts import Prompt, encode
 
 QUICK_PROMPTS_PER_TASK: Final = 2

@@ -18,9 +18,9 @@ from lab.acceptance.expected_tokens import expected_tokens
 from lab.acceptance.log import LawLog, LogSettings, Root, draft_rules_of, seeded
 from lab.acceptance.shapes import Shape
 from monge.bench.pair import Pair
+from monge.bench.resamples import Resamples
 from monge.core.context import Context, DraftPlan
 from monge.core.model import NodeBlock
-from monge.core.resamples import Resamples
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import TokenTree
 from monge.draft.model import ModelDrafter

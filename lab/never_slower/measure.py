@@ -27,9 +27,9 @@ from monge.bench.arms import (
     synchronize,
 )
 from monge.bench.pair import Pair
+from monge.bench.resamples import Estimate, Resamples
 from monge.bench.runner import CLOCKS, Measurement, OnCall, Settings, measure
 from monge.core.draws import SeededDraws
-from monge.core.resamples import Estimate, Resamples
 
 DROP_IN: Final = "drop-in"
 GOAL: Final = 0.97

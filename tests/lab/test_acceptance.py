@@ -9,7 +9,7 @@ from lab.acceptance.log import LogSettings, seeded
 from lab.acceptance.measure import AcceptanceSettings, measure_acceptance
 from lab.acceptance.nodes import OPTIMUM
 from lab.acceptance.plots import write_plots
-from monge.core.resamples import Resamples
+from monge.bench.resamples import Resamples
 from monge.prompts import Prompt
 
 EXACT = 1e-12

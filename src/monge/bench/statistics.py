@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 from scipy.stats import gmean, iqr
 
+from monge.bench.resamples import Estimate, Resamples
 from monge.core.draws import SeededDraws
 from monge.core.errors import MongeError
-from monge.core.resamples import Estimate, Resamples
 
 TAIL_TOKENS: Final = 24
 MAX_PERIOD: Final = 8

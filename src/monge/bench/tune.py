@@ -11,10 +11,10 @@ import numpy as np
 
 from monge.bench.arms import Arm, Call, MongeArm, TokenIds, synchronize
 from monge.bench.pair import Pair
+from monge.bench.resamples import Estimate, Resamples
 from monge.bench.runner import FAILURES, WARM_UP_TOKENS, OnCall
 from monge.core.draws import SeededDraws
 from monge.core.errors import OptionError
-from monge.core.resamples import Estimate, Resamples
 from monge.defaults import ADAPTIVE
 from monge.draft.by_name import drafters_in, options_of
 from monge.engine.process import settle_objects
