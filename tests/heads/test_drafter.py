@@ -9,7 +9,6 @@ from monge.api import make_components
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
-from monge.core.law import total_variation
 from monge.core.proposal import Deterministic, Iid
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tree import TokenTree
@@ -21,6 +20,7 @@ from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.heads.toy import random_head
+from tests.kit.laws import total_variation
 
 LARGEST_ERROR = 1e-12
 VOCAB = 3

@@ -311,13 +311,6 @@ def residual(p: Law, q: Law) -> Law:
     return p if excess is None else excess
 
 
-def total_variation(p: Law, q: Law) -> float:
-    """Half the L1 distance: the smallest rejection probability of one draft."""
-    left, right = p.sparse(), q.sparse()
-    # Both laws have mass one, so the sum of (p - q)_+ is half of the L1 distance.
-    return float((left.probs - right.at(left.token_ids)).clamp_min(0.0).sum())
-
-
 def _check_mass(probs: Tensor, lowest: float) -> None:
     total = float(probs.sum())
     smallest = total if probs.numel() == 1 else float(probs.min())

@@ -8,7 +8,6 @@ import torch
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import TapeDraws
-from monge.core.law import total_variation
 from monge.core.model import NodeBlock
 from monge.core.proposal import Iid
 from monge.core.sampling_rules import SamplingRules, law_from_logits
@@ -21,6 +20,7 @@ from monge.heads.readers.registry import load_head
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.heads.readers.formulas import Case, formula
 from tests.heads.readers.published import KINDS
+from tests.kit.laws import total_variation
 
 VOCAB = 4
 LARGEST_ERROR = 1e-6
