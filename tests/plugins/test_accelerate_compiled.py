@@ -369,6 +369,19 @@ class TestCallsThatAProgramCannotTake:
                 assert runs
                 loaded(model)
 
+    def test_a_replaced_forward_is_judged_by_the_weights_of_now(self, compiled, runs):
+        model = target()
+        weight = model.model.norm.weight.detach()
+        assert weight[0] == 1
+        with Replaced(model, sign=weight[:1]):
+            monge.accelerate(model, backend="compiled")
+            model.generate(**ROWS, **GREEDY)
+            assert runs
+            with torch.no_grad():
+                model.model.norm.weight[0] = -1
+            expected = MethodOf(model).generate(**ROWS, **GREEDY)
+            assert torch.equal(model.generate(**ROWS, **GREEDY), expected)
+
     def test_another_type(self, model, runs, monkeypatch):
         monkeypatch.setattr(
             "monge.backends.cpu.compiled.load_or_make", lambda *_: pytest.fail("compiled")

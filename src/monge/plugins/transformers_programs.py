@@ -22,7 +22,7 @@ from monge.draft.text_history import TextHistory
 from monge.engine.clock import now
 from monge.engine.components import Components
 from monge.engine.models.background_compiler import BackgroundCompiler, compiled_by
-from monge.engine.models.network_state import is_harmless
+from monge.engine.models.network_state import NetworkVersion, is_harmless
 from monge.engine.notices import notify
 from monge.loading.networks import as_draft_model, as_sequence_model, load_network
 from monge.loading.sources import ModelSource
@@ -149,7 +149,7 @@ class KeptPrograms:
                 "none; use weights='exact', 'int8' or 'int4', or give the file to monge.load"
             )
         self._lock, self._said = Lock(), set[str]()
-        self._judged: tuple[object, str | None] = None, None
+        self._version, self._judged = NetworkVersion(), tuple[int, str | None]((0, None))
         self._forget()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -209,11 +209,13 @@ class KeptPrograms:
             self._lock.release()
 
     def _eager_reason(self, model: Any) -> str | None:
-        forward, (known, reason) = vars(model).get("forward"), self._judged
-        if forward is not known:
-            reason = None if forward is None or gives_usual_numbers(model) else _REPLACED
-            self._judged = forward, reason
-        return reason or eager_reason(model)
+        reason = eager_reason(model)
+        if reason is None and "forward" in vars(model):
+            version = self._version.of(model)  # of its forward, and of weights that it may read
+            if version != self._judged[0]:
+                self._judged = version, None if gives_usual_numbers(model) else _REPLACED
+            reason = self._judged[1]
+        return reason
 
     def _current(self, call: GenerateCall) -> Components | None:
         """Return kept or new components with the weights of now; `None` where following them would cost too much."""
