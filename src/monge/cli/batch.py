@@ -366,9 +366,9 @@ def _session(
     prompt = (
         decoder.encode_chat(record["messages"]) if is_chat else _prompt(record, rules.prompt_field)
     )
-    own = {key: _value(key, record[key]) for key in ROW_OPTIONS if record.get(key) is not None}
-    row = 0 if rules.options.get("seed") is None or "seed" in own else index
-    (request,) = decoder.requests([prompt], row=row, **{**rules.options, **own})
+    chosen = {key: _value(key, record[key]) for key in ROW_OPTIONS if record.get(key) is not None}
+    row = 0 if rules.options.get("seed") is None or "seed" in chosen else index
+    (request,) = decoder.requests([prompt], row=row, **{**rules.options, **chosen})
     return decoder.session(request, keeps_records=False)
 
 
