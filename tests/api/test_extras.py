@@ -97,7 +97,7 @@ def test_a_gguf_file_is_not_read_without_its_packages(without, tmp_path, monkeyp
         (("serve",), "fastapi", "serve"),
         (("audit", "--url", "http://localhost/v1", "--target", "smollm2"), "httpx", "audit"),
         (("audit", "--engine", "monge"), "uvicorn", "serve"),
-        (("batch", "in.parquet", "out.jsonl"), "pyarrow", "distributed"),
+        (("batch", "in.jsonl", "out.jsonl", "--ray"), "ray", "distributed"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
 )
@@ -105,7 +105,7 @@ def test_commands_ask_before_they_load(
     run, without, monkeypatch, tmp_path, command, package, extra
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "in.parquet").touch()
+    (tmp_path / "in.jsonl").write_text('{"prompt": "A"}')
     for name in [one for one in sys.modules if one == "monge.serve"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)  # nothing is read

@@ -66,7 +66,7 @@ def test_lists_say_what_the_command_says(run, monkeypatch, words, listed):
     "command",
     [
         *("--version", "--help", "generat", "bench --help", "bench speed", "train", "log"),
-        *("chat --help", "generate --help", "serve --help"),
+        *("batch --help", "chat --help", "generate --help", "serve --help"),
         *("generate Once --taget x", "chat --temperature x", "serve --portt 3"),
     ],
 )

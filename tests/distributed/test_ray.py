@@ -66,18 +66,18 @@ def pids_of(name):
     return [int(line.split()[0]) for line in found]
 
 
-def wait_for(condition, seconds=240):
+def wait_for(condition, seconds=240, pause=0.5):
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.5)
+        time.sleep(pause)
     return found
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     source = tmp_path_factory.mktemp("rows") / "in.jsonl"
-    lines = [json.dumps({"prompt": f"Number {number}", "id": number}) for number in range(30)]
+    lines = [json.dumps({"prompt": f"Number {number}", "id": number}) for number in range(60)]
     source.write_text("\n".join([*lines, "not json", '{"prompt": "zero\\u0000"}\0']))
     return source
 
@@ -86,7 +86,7 @@ def rows(tmp_path_factory):
 def batch(rows, pair):
     def run(name, *arguments):
         output = rows.with_name(name)
-        options = ("--seed", 3, "--temperature", 0.9, "--max-new-tokens", 200, "--shard-rows", 4)
+        options = ("--seed", 3, "--temperature", 0.9, "--max-new-tokens", 200)
         pair_options = ("--target", pair[0], "--draft", pair[1])
         return output, command("batch", rows, output, *pair_options, *options, *arguments)
 
@@ -108,17 +108,18 @@ def test_workers_on_two_nodes_write_the_same_bytes(batch, expected, address):
 
 def test_a_batch_survives_a_killed_worker_and_a_killed_driver(batch, expected, address):
     output, asked = batch("killed.jsonl", "--ray", "--address", address, "--workers", 1)
-    parts = output.with_name("killed.jsonl.parts")
     with subprocess.Popen(asked) as process:
-        wait_for(lambda: parts.exists() and parts.stat().st_size)
-        os.kill(pids_of("MapWorker")[0], signal.SIGKILL)
-        size = parts.stat().st_size
-        wait_for(lambda: parts.stat().st_size > size)
+        wait_for(lambda: output.exists() and output.stat().st_size, pause=0.02)
         process.kill()
-    assert not output.exists()
-    done = subprocess.run(asked, check=False, timeout=400, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == ONE_ROW_IS_BAD
-    assert "going on after" in done.stderr
+    assert (size := output.stat().st_size) < len(expected)
+    wait_for(lambda: not pids_of("MapWorker"))
+    with subprocess.Popen(asked, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: output.stat().st_size > size, pause=0.02)
+        for pid in pids_of("MapWorker"):
+            os.kill(pid, signal.SIGKILL)
+        _, said = process.communicate(timeout=400)
+    assert process.returncode == ONE_ROW_IS_BAD
+    assert "going on after" in said
     assert output.read_bytes() == expected
 
 

@@ -39,7 +39,7 @@ _TEXTS: Final = ("--system", "--config", "--trace", "--html")
 """Options of `monge generate` with a value, beside those of `monge.options`."""
 _NAME: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*(\(|$)")
 _FILES: Final = {
-    "batch": "give a file of rows, *.jsonl or *.parquet",
+    "batch": "give a file of rows, *.jsonl",
 }
 """Commands whose first argument is a file, and what to do without it."""
 

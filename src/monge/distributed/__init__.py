@@ -1,1 +1,1 @@
-"""Decoding on many machines: Ray Serve, Ray Data, batch files."""
+"""Decoding on many machines: Ray Serve, Ray Data."""

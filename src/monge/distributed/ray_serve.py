@@ -7,8 +7,8 @@ import torch
 from fastapi import FastAPI
 from pydantic import ConfigDict, Field, create_model
 
+from monge.api import load as load_decoder
 from monge.core.errors import OptionError
-from monge.distributed.batch import load_decoder
 from monge.distributed.ray_cluster import require_ray
 from monge.distributed.shared_metrics import SharedMetrics
 from monge.engine.process import settle_objects
@@ -153,6 +153,6 @@ def replica_app(args: AppArgs, *, engine: str, gather: Gather) -> tuple[FastAPI,
     """
     load, serve = _split(args)
     serve = checked_options(serve, load.target)
-    decoder = load_decoder(load)
+    decoder = load_decoder(**changed(load))
     metrics = ServerMetrics(str(serve.served_model_name), engine=engine, gather=gather)
     return create_app(decoder, serve, metrics=metrics), metrics
