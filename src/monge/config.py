@@ -24,7 +24,7 @@ def read_config(path: str | Path, *groups: type) -> dict[str, Any]:
         OptionError: If it cannot be read, has an unknown key, or a value of another type.
     """
     try:
-        found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"cannot read the configuration {str(path)!r}: {error}") from error
     except tomllib.TOMLDecodeError as error:
@@ -33,11 +33,11 @@ def read_config(path: str | Path, *groups: type) -> dict[str, Any]:
         ) from error
     options = options_of(LoadOptions, *groups)
     known = {key_of(name, option): option for name, option in options.items()}
-    for key, value in found.items():
+    for key, value in settings.items():
         if key not in known:
             raise OptionError(f"configuration {str(path)!r}: {unknown_name('key', key, known)}")
         _check_type(path, key, value, known[key])
-    return found
+    return settings
 
 
 def write_config(path: Path, settings: Mapping[str, Any], notes: Sequence[str] = ()) -> None:
@@ -56,7 +56,7 @@ def _check_type(path: str | Path, key: str, value: object, option: Option) -> No
     types = types_of(option)
     fits = isinstance(value, types) and (not isinstance(value, bool) or bool in types)
     if fits and isinstance(value, list):
-        fits = bool(value) and all(isinstance(one, str) for one in value)
+        fits = bool(value) and all(isinstance(entry, str) for entry in value)
     if not fits:
-        expected = " or ".join(_NAMES.get(one, "true or false") for one in types)
+        expected = " or ".join(_NAMES.get(kind, "true or false") for kind in types)
         raise OptionError(f"configuration {str(path)!r}: {key} must be {expected}; got {value!r}")

@@ -487,7 +487,7 @@ def options_of(*groups: type) -> dict[str, Option]:
 
 
 PARTS: Final = tuple(
-    name for name, one in options_of(LoadOptions).items() if one.panel == SPECULATION
+    name for name, entry in options_of(LoadOptions).items() if entry.panel == SPECULATION
 )
 """Options that choose the parts of a decoder, whose networks are loaded."""
 
@@ -528,7 +528,7 @@ def described(help: str, otherwise: object) -> str:
 
 def changed(options: object) -> dict[str, Any]:
     """Return the fields that are not their defaults, as keyword arguments."""
-    defaults = {one.name: one.default for one in fields(options)}  # pyright: ignore[reportArgumentType]
+    defaults = {field.name: field.default for field in fields(options)}  # pyright: ignore[reportArgumentType]
     values = {name: getattr(options, name) for name in defaults}
     return {
         name: value
@@ -560,7 +560,7 @@ def sampling_options(given: Mapping[str, Any]) -> SamplingOptions:
     for name in given:
         if name in _OTHER_NAMES:
             raise OptionError(f"unknown option {name!r}; did you mean {_OTHER_NAMES[name]!r}?")
-    return checked(SamplingOptions, given, [one.name for one in fields(SamplingOptions)])
+    return checked(SamplingOptions, given, [field.name for field in fields(SamplingOptions)])
 
 
 def takes(
@@ -572,11 +572,11 @@ def takes(
     """Let a method with `**options` show the fields of a group, to type checkers and in its help."""
 
     def shown(method: Any) -> Any:  # noqa: ANN401 (the types are above)
-        signature, asked = inspect.signature(method), inspect.signature(group)
-        *own, _ = signature.parameters.values()
-        method.__signature__ = signature.replace(parameters=[*own, *asked.parameters.values()])
-        entries = [(one.name, one.metadata[_ENTRY]) for one in fields(cast(Any, group))]
-        lines = [f"    {name}: {described(one.help, one.otherwise)}" for name, one in entries]
+        signature, of_group = inspect.signature(method), inspect.signature(group)
+        *first, _ = signature.parameters.values()
+        method.__signature__ = signature.replace(parameters=[*first, *of_group.parameters.values()])
+        entries = [(field.name, field.metadata[_ENTRY]) for field in fields(cast(Any, group))]
+        lines = [f"    {name}: {described(entry.help, entry.otherwise)}" for name, entry in entries]
         method.__doc__ = "\n".join((inspect.getdoc(method) or "", "", "Options:", *lines))
         return method
 
@@ -586,9 +586,9 @@ def takes(
 def takes_parts(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let a function with `**keywords` show `PARTS` among its parameters, to editors and to hosts."""
     signature, known = inspect.signature(function), inspect.signature(LoadOptions).parameters
-    *own, keywords = signature.parameters.values()
+    *first, keywords = signature.parameters.values()
     parts = [known[name] for name in PARTS]
-    vars(function)["__signature__"] = signature.replace(parameters=[*own, *parts, keywords])
+    vars(function)["__signature__"] = signature.replace(parameters=[*first, *parts, keywords])
     return function
 
 

@@ -101,7 +101,7 @@ class Candidate:
         """Return the speed over that of plain decoding on the same texts, with an interval over prompts."""
         count = len(self.seconds)
         prompts = np.arange(count) % num_prompts
-        tokens, others = (np.array(one.num_tokens[:count], float) for one in (self, plain))
+        tokens, others = (np.array(arm.num_tokens[:count], float) for arm in (self, plain))
         # Sampled texts of two arms may differ in length: what plain decoding takes for as many tokens.
         expected = np.array(plain.seconds[:count]) * tokens / np.maximum(others, 1.0)
         resamples = Resamples.draw(min(count, num_prompts), SeededDraws(0))
@@ -143,7 +143,7 @@ def label(settings: Mapping[str, object]) -> str:
 
 def arms_of(settings: Sequence[Mapping[str, str]]) -> list[Arm]:
     """Return an arm for each of the settings."""
-    return [MongeArm(name=label(one), settings=one) for one in settings]
+    return [MongeArm(name=label(parts), settings=parts) for parts in settings]
 
 
 def rounds_for(num_arms: int, num_prompts: int, repeats: int) -> Iterator[tuple[int, int]]:
@@ -159,12 +159,12 @@ def lengths(
     pair: Pair, plain: Arm, work: Workload, *, on_text: Callable[[], None] = lambda: None
 ) -> list[int]:
     """Return the tokens that plain decoding writes for every prompt; `on_text` is called after each."""
-    found: list[int] = []
+    lengths: list[int] = []
     for text in range(len(work.prompts)):
         (token_ids,) = plain.decode(pair, work.call(text)).token_ids
-        found.append(len(token_ids))
+        lengths.append(len(token_ids))
         on_text()
-    return found
+    return lengths
 
 
 def search(
@@ -202,10 +202,10 @@ def search(
             on_call(f"warming up {candidate.arm.name}")
             _warm_up(candidate, pair, work)
         _check(base)
-        running, done = [one for one in candidates[1:] if one.failure is None], 0
+        running, done = [arm for arm in candidates[1:] if arm.failure is None], 0
         rounds = list(rounds_for(len(running), len(work.prompts), work.repeats))
         for number, (size, count) in enumerate(rounds, start=1):
-            running = sorted(running, key=lambda one: -one.tokens_per_s)[:size]
+            running = sorted(running, key=lambda arm: -arm.tokens_per_s)[:size]
             name = f"round {number} of {len(rounds)}, {len(running)} settings"
             # A full collection would take longer than a text, in whichever arm it falls.
             settle_objects()
@@ -216,11 +216,11 @@ def search(
                     on_call(name)
                     _measure(candidate, pair, work.call(text), clock)
                 _check(base)
-                running = [one for one in running if one.failure is None]
+                running = [arm for arm in running if arm.failure is None]
             done += count
     finally:
         gc.unfreeze()
-    return sorted(candidates, key=lambda one: (-len(one.seconds), -one.tokens_per_s))
+    return sorted(candidates, key=lambda arm: (-len(arm.seconds), -arm.tokens_per_s))
 
 
 def _warm_up(candidate: Candidate, pair: Pair, work: Workload) -> None:

@@ -118,8 +118,8 @@ def tune(
         stage = now.stage("decoding without drafts", len(work.prompts))
         work = _without_short(work, lengths(pair, plain, work, on_text=stage.advance))
     with call_bar() as on_call:
-        found = search(pair, plain, arms, work, on_call=on_call)
-    document = _document(found, work, pair)
+        candidates = search(pair, plain, arms, work, on_call=on_call)
+    document = _document(candidates, work, pair)
     print_tables([_table(document["measured"], work)], markdown=markdown)
     for refused in document["refused"]:
         show(f"{refused['label']}: {refused['reason']}", "yellow")
@@ -188,25 +188,29 @@ def _without_short(work: Workload, lengths: Sequence[int]) -> Workload:
     return replace(work, prompts=tuple(compress(work.prompts, long)))
 
 
-def _document(found: Sequence[Candidate], work: Workload, pair: Pair) -> dict[str, Any]:
+def _document(candidates: Sequence[Candidate], work: Workload, pair: Pair) -> dict[str, Any]:
     """Return what was measured as plain values for JSON, the best first, and what failed."""
-    plain = next(one for one in found if one.arm.settings == PLAIN)
+    plain = next(candidate for candidate in candidates if candidate.arm.settings == PLAIN)
     measured = [
         {
-            "label": one.arm.name,
-            "settings": dict(one.arm.settings),
-            "tokens_per_s": one.tokens_per_s,
-            "speedup": asdict(one.speedup(plain, len(work.prompts))),
-            "tokens_a_round": one.tokens_a_round,
-            "num_texts": len(one.seconds),
+            "label": candidate.arm.name,
+            "settings": dict(candidate.arm.settings),
+            "tokens_per_s": candidate.tokens_per_s,
+            "speedup": asdict(candidate.speedup(plain, len(work.prompts))),
+            "tokens_a_round": candidate.tokens_a_round,
+            "num_texts": len(candidate.seconds),
         }
-        for one in found
-        if one.failure is None
+        for candidate in candidates
+        if candidate.failure is None
     ]
     return {
         "best": measured[0]["settings"],
         "measured": measured,
-        "refused": [{"label": one.arm.name, "reason": one.failure} for one in found if one.failure],
+        "refused": [
+            {"label": candidate.arm.name, "reason": candidate.failure}
+            for candidate in candidates
+            if candidate.failure
+        ],
         "about": provenance(pair.target.device) | {"backend": str(pair.backend)},
     }
 

@@ -79,13 +79,13 @@ Node = Characters | Rule | Concatenation | Choice | Repeat | _Run
 
 def others(ranges: Iterable[tuple[int, int]]) -> Ranges:
     """Return the characters outside of some ranges, as sorted ranges; halves of pairs are none."""
-    found, begin = list[tuple[int, int]](), 0
+    gaps, begin = list[tuple[int, int]](), 0
     ends = (HALVES[0], HALVES[-1]), (LAST_CHARACTER + 1, LAST_CHARACTER + 1)
     for low, high in sorted([*ranges, *ends]):
         if begin < low:
-            found.append((begin, low - 1))
+            gaps.append((begin, low - 1))
         begin = max(begin, high + 1)
-    return tuple(found)
+    return tuple(gaps)
 
 
 def lark_of(bodies: Mapping[str, Node], first: str) -> str:
@@ -104,8 +104,8 @@ class _Runs:
             self.bodies[name] = self._with_runs(body)
 
     def _with_runs(self, node: Node) -> Node:
-        if (one := self._class(node)) is not None:
-            return Characters(one.ranges)  # a place of its own
+        if (single := self._class(node)) is not None:
+            return Characters(single.ranges)  # a place of its own
         if isinstance(node, Concatenation):
             items = list[Node]()
             for item in map(self._with_runs, node.items):
@@ -120,27 +120,27 @@ class _Runs:
                     items.append(item)
             return Concatenation(tuple(items))
         if isinstance(node, Choice):
-            one, rest = self._divided(node)
-            return Choice((*([one] if one else []), *map(self._with_runs, rest)))
+            single, rest = self._divided(node)
+            return Choice((*([single] if single else []), *map(self._with_runs, rest)))
         if isinstance(node, Repeat):
             return self._repeated(node)
         return node
 
     def _repeated(self, node: Repeat) -> Node:
         least, most = node.least, node.most
-        if (one := self._class(node.item)) is not None:
+        if (single := self._class(node.item)) is not None:
             if most is None or most > max(least, 1):
-                return _Run(one, least, most)
+                return _Run(single, least, most)
             if least == most <= _MOST_COUNTED:
-                return Concatenation(tuple(Characters(one.ranges) for _ in range(least)))
-            return Repeat(Characters(one.ranges), least, most)
+                return Concatenation(tuple(Characters(single.ranges) for _ in range(least)))
+            return Repeat(Characters(single.ranges), least, most)
         choice = node.item
         if isinstance(choice, Rule):
             choice = self._given[choice.name]
         if most is not None or least > 1 or not isinstance(choice, Choice):
             return Repeat(self._with_runs(node.item), least, most)
-        one, rest = self._divided(choice)
-        if one is None:
+        single, rest = self._divided(choice)
+        if single is None:
             return Repeat(self._with_runs(node.item), least, most)
         if isinstance(node.item, Rule):  # written once for all places
             name = node.item.name + _OTHERS
@@ -148,14 +148,14 @@ class _Runs:
                 self.bodies[name] = Concatenation(())  # a rule may hold itself
                 self.bodies[name] = Choice(tuple(map(self._with_runs, rest)))
             rest = [Rule(name)]
-        run = _Run(one, 1, None, is_in_loop=True)
+        run = _Run(single, 1, None, is_in_loop=True)
         return Repeat(Choice((run, *map(self._with_runs, rest))), least, most)
 
     def _divided(self, choice: Choice) -> tuple[Characters | None, list[Node]]:
         """Return the class of the alternatives of one character, and the other alternatives."""
         classes = [(item, self._class(item)) for item in choice.items]
-        ranges = [pair for _, one in classes if one is not None for pair in one.ranges]
-        rest = [item for item, one in classes if one is None]
+        ranges = [pair for _, single in classes if single is not None for pair in single.ranges]
+        rest = [item for item, single in classes if single is None]
         return (Characters(others(others(ranges))) if ranges else None), rest
 
     def _class(self, node: Node) -> Characters | None:
@@ -170,8 +170,8 @@ class _Runs:
         if isinstance(node, Concatenation) and len(node.items) == 1:
             return self._class(node.items[0])
         if isinstance(node, Choice):
-            one, rest = self._divided(node)
-            return None if rest else one
+            single, rest = self._divided(node)
+            return None if rest else single
         return None
 
 
@@ -193,7 +193,7 @@ def _safe(bodies: Mapping[str, Node], first: str) -> frozenset[_Run]:
         bad = [
             run
             for run, inner in safe.items()
-            if any(places.meet(inner, one) for one in _bits(pairs[inner] & starts))
+            if any(places.meet(inner, start) for start in _bits(pairs[inner] & starts))
         ]
         for run in bad:
             del safe[run]

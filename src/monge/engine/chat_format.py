@@ -352,11 +352,11 @@ def _told(messages: Sequence[Message], *, has_system: bool = False) -> list[Mess
     was_moved = False
     for turn in messages[len(first) :]:
         is_moved = turn["role"] == "system"
-        told = {**turn, "role": "user"} if is_moved else turn
-        if (is_moved or was_moved) and turns and turns[-1]["role"] == told["role"] == "user":
-            texts = turns.pop()["content"], told["content"]
-            told = {**told, "content": "\n\n".join(filter(None, texts))}
-        turns.append(told)
+        moved = {**turn, "role": "user"} if is_moved else turn
+        if (is_moved or was_moved) and turns and turns[-1]["role"] == moved["role"] == "user":
+            texts = turns.pop()["content"], moved["content"]
+            moved = {**moved, "content": "\n\n".join(filter(None, texts))}
+        turns.append(moved)
         was_moved = is_moved
     return turns
 

@@ -31,7 +31,7 @@ _BLANKS_AND_LINES: Final = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 _COUNT: Final = re.compile(r"[0-9]{1,9}(?![0-9])")
 _REPETITIONS: Final = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-_ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t"} | {one: one for one in '\\"[]-'}
+_ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t"} | {mark: mark for mark in '\\"[]-'}
 _HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
 _EMPTY: Final = Concatenation(())
 
@@ -56,7 +56,7 @@ def lark_of_gbnf(rules: str) -> str:
 class _Reader:
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
-        self._begins = [0, *(found.end() for found in re.finditer("\n", text))]
+        self._begins = [0, *(match.end() for match in re.finditer("\n", text))]
         self._bodies, self._uses = dict[str, Node](), dict[str, int]()
 
     def read(self) -> dict[str, Node]:
@@ -128,11 +128,11 @@ class _Reader:
             return body
         if first in ("<", "!"):
             raise self._error("tokens (`<...>`) are not read; write their text in quotes", begin)
-        if (found := _NAME.match(self._text, self._at)) is None:
+        if (match := _NAME.match(self._text, self._at)) is None:
             return None
-        self._at = found.end()
-        self._uses.setdefault(found[0], begin)
-        return Rule(found[0])
+        self._at = match.end()
+        self._uses.setdefault(match[0], begin)
+        return Rule(match[0])
 
     def _repetition(self, blanks: re.Pattern[str]) -> tuple[int, int | None] | None:
         """Read how often at least and at most the last item comes, if that is said."""
@@ -186,10 +186,10 @@ class _Reader:
             ranges.append((low, high))
         self._at += 1
         rest = others(ranges)
-        found = rest if is_negated else others(rest)
-        if not found:
+        ranges = rest if is_negated else others(rest)
+        if not ranges:
             raise self._error("no character is in this class", begin)
-        return Characters(found)
+        return Characters(ranges)
 
     def _character(self, expected: str) -> int:
         """Read one character, which may be escaped; return its code point."""
@@ -226,10 +226,10 @@ class _Reader:
         self._at += len(text)
 
     def _taken(self, pattern: re.Pattern[str], expected: str) -> str:
-        if (found := pattern.match(self._text, self._at)) is None:
+        if (match := pattern.match(self._text, self._at)) is None:
             raise self._expected(expected)
-        self._at = found.end()
-        return found[0]
+        self._at = match.end()
+        return match[0]
 
     def _where(self, place: int) -> str:
         line = bisect_right(self._begins, place)

@@ -148,7 +148,7 @@ class Layer(Verifier):
             "accepts": frozenset(RULE_OF) if rule is None else rule.accepts,
             "max_width": None if rule is None else rule.max_width,
             "is_lossless": all(rule.is_lossless for rule in rules),
-            "is_enumerable": all(one.is_enumerable for one in rules),
+            "is_enumerable": all(inner.is_enumerable for inner in rules),
             "programs": _PROGRAMS if rule is None else None,
         }
         for name, value in derived.items():
@@ -175,7 +175,7 @@ class Layer(Verifier):
 def _is_block(tree: TokenTree) -> bool:
     """Return whether a tree is a chain of one draw a node, whose widths are declared and not drawn."""
     pairs = zip(tree.proposals, tree.candidates, strict=True)
-    drawn = [isinstance(proposal, Iid) and len(own) == 1 for proposal, own in pairs if own]
+    drawn = [isinstance(proposal, Iid) and len(nodes) == 1 for proposal, nodes in pairs if nodes]
     return bool(drawn) and all(drawn) and len(drawn) == tree.num_nodes - 1
 
 
