@@ -28,7 +28,11 @@ ROOMS: Mapping[str, Registry[Any]] = {
     "controllers": CONTROLLERS,
 }
 SHOWN: Mapping[str, Sequence[str]] = {
-    "controllers.md": ("monge.control.base.Controller", "monge.control.base.RoundInfo"),
+    "controllers.md": (
+        "monge.control.base.Controller",
+        "monge.control.base.Controller.learn",
+        "monge.control.base.RoundInfo",
+    ),
 }
 TREES_PAGE = Path(__file__).parent / "trees.md"
 _WAYS = re.compile(r"^\| way \|.*\n(?:\|.*\n)+", re.MULTILINE)
