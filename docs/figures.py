@@ -1,4 +1,4 @@
-"""Draws the figures of the verifiers' pages.
+"""Draws the figures of the page of verifiers.
 
 `python docs/figures.py [RULE ...]`, into `docs/figures/acceptance`.
 

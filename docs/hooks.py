@@ -1,9 +1,9 @@
 """Adds the reference to the pages from the registries, so that it cannot drift.
 
-The site shows the class of a component below its page, the public names below `reference.md`, and
-what `SHOWN` names below other pages.
-The tables of components are written in the index pages, which are read on code hosts too. A test
-compares them with `components` and `children`; `python docs/hooks.py` writes them anew.
+The site shows each class of a room in the section of its name, the public names below
+`reference.md`, and what `SHOWN` names below other pages.
+The table of ways of drawing is written in `trees.md`, which is read on code hosts too. A test
+compares it with `children`; `python docs/hooks.py` writes it anew.
 """
 
 import dataclasses
@@ -28,29 +28,45 @@ ROOMS: Mapping[str, Registry[Any]] = {
     "controllers": CONTROLLERS,
 }
 SHOWN: Mapping[str, Sequence[str]] = {
-    "controllers/index.md": ("monge.control.base.Controller", "monge.control.base.RoundInfo"),
+    "controllers.md": (
+        "monge.control.base.Controller",
+        "monge.control.base.Controller.learn",
+        "monge.control.base.RoundInfo",
+    ),
 }
-_TABLE = {
-    "components": re.compile(r"^\| name \|.*\n(?:\|.*\n)+", re.MULTILINE),
-    "children": re.compile(r"^\| way \|.*\n(?:\|.*\n)+", re.MULTILINE),
-}
+TREES_PAGE = Path(__file__).parent / "trees.md"
+_WAYS = re.compile(r"^\| way \|.*\n(?:\|.*\n)+", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
     """Called by mkdocs for every page."""
-    return markdown + reference(page.file.src_uri)
+    return with_reference(page.file.src_uri, markdown)
 
 
-def reference(page: str) -> str:
-    """What the site shows below a page, named as `verifiers/rrs.md`."""
+def with_reference(page: str, markdown: str) -> str:
+    """What the site shows as the page of a name, such as `verifiers.md`."""
+    room = page.removesuffix(".md")
+    if room in ROOMS:
+        markdown = with_parts(room, markdown)
     if page == "reference.md":
-        return f"\n{public_names()}\n"
+        markdown += f"\n{public_names()}\n"
     if page in SHOWN:
-        return "\n## API\n\n" + "\n\n".join(f"::: {path}" for path in SHOWN[page]) + "\n"
-    room, _, name = page.removesuffix(".md").rpartition("/")
-    if name not in list(ROOMS.get(room, ())):  # a registry refuses unknown names
-        return ""
-    return f"\n{figure(room, name)}## API\n\n::: {_path(ROOMS[room][name])}\n"
+        markdown += "\n## API\n\n" + "\n\n".join(f"::: {path}" for path in SHOWN[page]) + "\n"
+    return markdown
+
+
+def with_parts(room: str, markdown: str) -> str:
+    """The page of a room with a section for every part, which ends with its class.
+
+    Sections that the page has for parts come last, in the order of the registry.
+    """
+    head, *sections = re.split(r"^(?=## )", markdown, flags=re.MULTILINE)
+    written = {section.split("\n", 1)[0].removeprefix("## "): section for section in sections}
+    parts = [
+        f"{written.pop(name, f'## {name}')}\n\n{figure(room, name)}::: {_path(part)}\n\n"
+        for name, part in ROOMS[room].items()
+    ]
+    return "".join([head, *written.values(), "\n", *parts])
 
 
 def figure(room: str, name: str) -> str:
@@ -58,16 +74,7 @@ def figure(room: str, name: str) -> str:
     picture = f"figures/acceptance/{name}.png"
     if room != "verifiers" or not (Path(__file__).parent / picture).is_file():
         return ""
-    return (
-        f"## Against the optimum\n\n![acceptance of {name} against the optimum](../{picture})\n\n"
-    )
-
-
-def components(room: str) -> str:
-    """One row per component: its name, linked to its page, and its first docstring line."""
-    registry = ROOMS[room]
-    rows = [[f"[`{name}`]({name}.md)", registry.summary(name)] for name in registry]
-    return _table(["name", "what it does"], rows)
+    return f"![acceptance of {name} against the optimum]({picture})\n\n"
 
 
 def children() -> str:
@@ -127,13 +134,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def rewritten(room: str, page: str) -> str:
-    """The index page of a room with its tables as the registries have them."""
-    page = _TABLE["components"].sub(lambda _: components(room) + "\n", page, count=1)
-    return _TABLE["children"].sub(lambda _: children() + "\n", page, count=1)
+def rewritten(page: str) -> str:
+    """The page of the trees with its table as the registries have it."""
+    return _WAYS.sub(lambda _: children() + "\n", page, count=1)
 
 
 if __name__ == "__main__":
-    for name in ROOMS:
-        index = Path(__file__).parent / name / "index.md"
-        index.write_text(rewritten(name, index.read_text(encoding="utf-8")), encoding="utf-8")
+    TREES_PAGE.write_text(rewritten(TREES_PAGE.read_text(encoding="utf-8")), encoding="utf-8")

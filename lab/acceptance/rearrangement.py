@@ -51,7 +51,7 @@ class Rearrangement:
         One sort and prefix sums; a partner is one search over the windows and one bisection.
 
     Reference:
-        Own construction (`docs/verifiers/optimal.md`); novelty not established. Optimum: Hu
+        Own construction (`monge.verify.optimal`); novelty not established. Optimum: Hu
         et al., arXiv 2502.18779.
 
     Args:

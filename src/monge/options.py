@@ -479,10 +479,10 @@ class ServeOptions:
 def options_of(*groups: type) -> dict[str, Option]:
     """Return the options of some groups that can be written as text or JSON, by field."""
     return {
-        one.name: one.metadata[_ENTRY]
+        field.name: field.metadata[_ENTRY]
         for group in groups
-        for one in fields(group)
-        if _ENTRY in one.metadata and one.metadata[_ENTRY].kind is not None
+        for field in fields(group)
+        if _ENTRY in field.metadata and field.metadata[_ENTRY].kind is not None
     }
 
 

@@ -1,4 +1,4 @@
-"""Every registered component has its page and its paper, no page describes a ghost, and docstring examples run."""
+"""Every registered component has its row and its paper, no page describes a ghost, and docstring examples run."""
 
 import doctest
 import importlib.util
@@ -18,12 +18,6 @@ from tests.architecture.sources import PACKAGE, ROOT, modules, name_of
 
 DOCS = ROOT / "docs"
 ROOMS = {"verifiers": VERIFIERS, "drafters": DRAFTERS, "trees": TREES, "controllers": CONTROLLERS}
-SECTIONS = {
-    "verifiers": ("Rule", "When"),
-    "drafters": ("How it drafts", "When"),
-    "trees": ("When",),
-    "controllers": ("Plan", "When"),
-}
 COMPONENTS = [(room, name) for room, registry in ROOMS.items() for name in registry]
 DOCSTRING_PARTS = ("Law:", "Rule:", "Cost:", "Reference:")
 
@@ -53,29 +47,38 @@ def hooks():
 
 
 @pytest.mark.parametrize(("room", "name"), COMPONENTS)
-def test_component_has_a_page_and_its_paper(room, name, hooks):
-    page = DOCS / room / f"{name}.md"
-    assert page.is_file(), f"{name} is registered but docs/{room}/{name}.md is missing"
-    text = page.read_text()
-    headings = [f"# {name}", *(f"## {section}" for section in SECTIONS[room])]
-    assert missing_parts(text, headings) == []
-    assert "\n```\n" in text, "an example"
+def test_component_has_a_row_a_command_and_its_paper(room, name, hooks):
+    page = (DOCS / f"{room}.md").read_text()
+    cells = re.findall(rf"^\| `{name}` \| (.+) \| `monge (.+)` \| (.+) \|$", page, re.MULTILINE)
+    assert len(cells) == 1, f"{name} is registered, but no row of docs/{room}.md"
+    _, command, _ = cells[0]
+    assert re.search(rf"--[a-z-]+ \W*{name}\b", command) or name in {"head", "shape"}, command
     docstring = inspect.getdoc(ROOMS[room][name]) or ""
-    assert name == "none" or "Reference:" in docstring or "## Reference" in text, "its source"
+    assert name == "none" or "Reference:" in docstring, "its source"
     described = re.findall(r"^    (\w+): ", docstring.partition("Args:\n")[2], re.MULTILINE)
     assert set(ROOMS[room].settings(name)) <= set(described), "settings"
-    assert "::: monge." in hooks.reference(f"{room}/{name}.md")
-    assert f"{room}/{name}.md" in (ROOT / "mkdocs.yml").read_text()
-    assert f"[`{name}`]({room}/{name}.md)" in (DOCS / "paper_index.md").read_text()
+    shown = hooks.with_reference(f"{room}.md", page)
+    assert len(re.findall(rf"^## {name}$", shown, re.MULTILINE)) == 1
+    section = shown.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    part = ROOMS[room][name]
+    assert f"\n::: {part.__module__}.{part.__qualname__}\n" in section
+    assert f"[`{name}`]({room}.md#{name})" in (DOCS / "paper_index.md").read_text()
     summary = ROOMS[room].summary(name)
     assert summary.endswith("."), f"{name}: {summary!r} is not one sentence on one line"
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_page_describes_a_ghost(room):
-    pages = {page.stem for page in (DOCS / room).glob("*.md")} - {"index"}
+    page = (DOCS / f"{room}.md").read_text()
     index = (DOCS / "paper_index.md").read_text()
-    assert pages == set(re.findall(rf"\({room}/(\w+)\.md\)", index)) == set(ROOMS[room])
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| `monge ", page, re.MULTILINE)
+    assert set(rows) == set(re.findall(rf"\({room}\.md#(\w+)\)", index)) == set(ROOMS[room])
+
+
+def test_the_site_keeps_what_a_page_says(hooks):
+    page = (DOCS / "drafters.md").read_text()
+    shown = hooks.with_reference("drafters.md", page).splitlines()
+    assert [line for line in page.splitlines() if line not in shown] == []
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
@@ -83,12 +86,11 @@ def test_verifier_docstring_is_a_contract(name):
     assert missing_parts(VERIFIERS[name].__doc__ or "", DOCSTRING_PARTS) == []
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_index_pages_list_the_components(room, hooks):
+def test_the_trees_list_the_ways_of_drawing(hooks):
     """Written out, since code hosts show the pages as they are."""
-    page = (DOCS / room / "index.md").read_text()
-    assert hooks.components(room) in page, "python docs/hooks.py writes the table"
-    assert hooks.rewritten(room, page) == page, "python docs/hooks.py writes the tables"
+    page = (DOCS / "trees.md").read_text()
+    assert hooks.children() in page, "python docs/hooks.py writes the table"
+    assert hooks.rewritten(page) == page, "python docs/hooks.py writes the table"
 
 
 def test_the_public_names_are_listed():

@@ -64,8 +64,11 @@ def parse(words: list[str]) -> None:
 
 
 def commands_of(page: Path) -> list[list[str]]:
-    blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S)
-    return list(commands("\n".join(blocks)))
+    """Commands of the blocks of a page, and of the rows of its parts."""
+    text = page.read_text()
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
+    rows = re.findall(r"^\| `\w+` \| .+ \| `(monge .+)` \| .+ \|$", text, re.M)
+    return list(commands("\n".join((*blocks, *rows))))
 
 
 PAGES = {

@@ -18,6 +18,9 @@ class Fixed(SoloController[None]):
         max_nodes: Drafted nodes, or `None` for the builder's own.
         model_free_depth: Deepest node of the model-free drafters of a pool, or `None` for
             `max_depth`; 0 excludes them. It is an error if there are none.
+
+    Reference:
+        The fixed number of draft tokens of Leviathan et al., arXiv 2211.17192.
     """
 
     max_depth: int | None = None

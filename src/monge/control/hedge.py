@@ -161,7 +161,8 @@ class Hedge(Controller[HedgeState]):
     the text decides how many tokens they would have had accepted in each round. Drafters with a
     network have *bandit feedback*: a round that they drafted counts as `m + (gain - m) / P`, with
     their average gain m and the probability P of choosing them, and another round counts as m. This
-    is unbiased. `explore` keeps P above zero. Each drafter has its own window controller.
+    is unbiased. A drafter is drawn by its weight, which falls exponentially in the gain that it has
+    lost, at AdaHedge's learning rate. `explore` keeps P above zero. Each drafter has its own window controller.
 
     Args:
         inner: The controller that plans how much the chosen drafter drafts.

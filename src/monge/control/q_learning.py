@@ -45,7 +45,8 @@ class QLearning(SoloController[QState]):
 
     The price is the running speed, so a window earns what it gives beyond the average; the
     acceptance rate as a reward would settle on short windows. What was learned is handed from a
-    finished request to those that start after it.
+    finished request to those that start after it. The situation is the share of the last window that
+    was accepted (in quarters), that window, and the logarithm of the batch size.
 
     Args:
         windows: Windows to choose from.

@@ -52,7 +52,8 @@ class ModelDrafter(PieceReader[ReadPaths]):
             exact, and looks at no other token of the draft law.
 
     Reference:
-        Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
+        Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318; across tokenizers: TLI, Timor
+        et al., arXiv 2502.05202.
     """
 
     model: SequenceModel

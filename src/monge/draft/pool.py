@@ -94,6 +94,10 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
 
     Raises:
         OptionError: If there are fewer than two, one is a pool, or `min_nodes` is below 1.
+
+    Reference:
+        A lookup that falls back to a model: SuffixDecoding (Oliaro et al., arXiv 2411.04975);
+        all drafters are judged on the verified text: HedgeSpec, arXiv 2510.20064.
     """
 
     drafters: Mapping[str, AnyDrafter]

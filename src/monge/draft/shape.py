@@ -57,7 +57,8 @@ class ShapeDrafter(DelegatingDrafter[None]):
         ModelLoadError: If the head cannot be read.
 
     Reference:
-        SHAPE, OpenReview FEttCBv3Ny; see `monge.heads.shape`.
+        SHAPE, OpenReview FEttCBv3Ny; see `monge.heads.shape`. The branch is that of Hydra, arXiv
+        2402.05109.
     """
 
     target: SequenceModel

@@ -30,7 +30,7 @@ class Rrs(FlowRule):
         `P = p`; for X in drawing order, drawn from q: accept with probability `min(1, P_X / q_X)`,
         else `P = (P - q)_+ / |(P - q)_+|`; when none is accepted emit `y ~ P`. A repeated candidate
         is tested again, and fails, since a rejected token has no mass left; its residual step still
-        counts.
+        counts. Acceptance is `1 - prod_k (1 - beta_k)`, `beta_k = sum_i min(P_i, q_i)` of the k-th test.
 
     Cost:
         O(K vocab) for K candidates in the worst case, one residual per rejection.

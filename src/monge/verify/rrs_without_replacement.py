@@ -29,6 +29,7 @@ class RrsWithoutReplacement(FlowRule):
     Rule:
         `P = p, Q = q`; for X in drawing order: accept with probability `min(1, P_X / Q_X)`, else `P
         = (P - Q)_+` and `Q` without X, both renormalised; when none is accepted emit `y ~ P`.
+        Acceptance is 1 where the candidates cover the support of p.
 
     Cost:
         O(K vocab) for K candidates in the worst case.

@@ -97,6 +97,9 @@ class FixedWidth(LevelTree):
         widths: Candidates per node, from the root downwards.
         children: How they are drawn: `iid`, `without_replacement`, `top`, `greedy_plus_one`,
             `mixed(1)`.
+
+    Reference:
+        The static trees of SpecInfer (Miao et al., arXiv 2305.09781).
     """
 
     widths: tuple[int, ...] = (3, 2, 1, 1)
@@ -122,6 +125,9 @@ class Chain(LevelTree):
     Args:
         depth: Number of draft tokens.
         children: `iid` draws the token, `top` takes the most probable one.
+
+    Reference:
+        Leviathan et al., arXiv 2211.17192.
     """
 
     depth: int = 3
