@@ -51,7 +51,8 @@ def grown(level, logits, drawn=None):
         laws = laws_from_logits(logits, level.rules)
         nodes, draws = level.frontier, level.draws
     else:
-        laws, nodes, draws = drawn.laws, drawn.nodes, drawn
+        laws, nodes, draws = drawn.laws, tuple(drawn.tokens), drawn.tokens
+        level.draws.skip(drawn.num_uniforms)
     frontier = level.builder.expand(level.tree, nodes, laws, level.plan, draws)
     finished = level.tree.finish()
     return finished.token_ids, finished.candidates, tuple(frontier), level.draws.num_drawn

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monge.core import levels
-from monge.core.levels import in_blocks, independent
+from monge.core import quantiles
+from monge.core.quantiles import in_blocks, independent
 from tests.engine import pretend
 
 ROUNDING = 1e-13
@@ -56,10 +56,10 @@ def test_a_law_that_is_no_number_gives_no_token(vocab):
 
 
 def test_a_device_adds_up_large_vocabularies_in_blocks(monkeypatch):
-    monkeypatch.setattr(levels, "_LARGE", 700)
+    monkeypatch.setattr(quantiles, "_LARGE", 700)
     used = []
     monkeypatch.setattr(
-        levels, "in_blocks", lambda *given: used.append(given[0].shape[1]) or in_blocks(*given)
+        quantiles, "in_blocks", lambda *given: used.append(given[0].shape[1]) or in_blocks(*given)
     )
     with pretend.device() as device:
         for vocab in (699, 700):

@@ -22,6 +22,7 @@ from monge.backends.prompt_graphs import PromptGraphs
 from monge.core.errors import BackendError
 from monge.core.levels import LevelDraws, LevelShape
 from monge.core.model import NodeBlock
+from monge.core.proposal import Iid
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import OutputLayer
@@ -582,7 +583,7 @@ def test_chains_behind_logits_of_another_type_are_left_to_levels():
     """Rounded to the type of the graph, they would be another law."""
     starts, shape = (
         torch.tensor([4]),
-        LevelShape(widths=(1, 1), replacement=True),
+        LevelShape(widths=(1, 1), kind=Iid),
     )
     chain = ChainGraph(pretend.Rerun(), lambda *_: torch.zeros(1, 1, 7), starts, "plain", None)
     uniforms = torch.zeros(1, 2, dtype=torch.float64)
@@ -599,7 +600,7 @@ def test_chains_write_over_no_other_text():
         seen.append(lengths.clone())
         return torch.zeros(4, 1, 7)
 
-    shape = LevelShape(widths=(1, 1, 1), replacement=True)
+    shape = LevelShape(widths=(1, 1, 1), kind=Iid)
     chain = ChainGraph(pretend.Rerun(), read, starts, "plain", None)
     for rows, lengths in ((slice(0, 3), (5, 6, 7)), (slice(2, 4), (9, 4)), (slice(1, 2), (8,))):
         seen.clear()

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 import monge
-from monge.backends import compiled_functions, cuda
-from monge.backends.compiled_functions import FunctionCompiler
-from monge.backends.cuda import FunctionGraphs, GraphCapture, capture_forward
+from monge.backends.cuda import GraphCapture, capture_forward
 from tests.engine import cuda_waits
 from tests.engine.tiny import network, padded, perturbed, prompts
 from tests.heads.readers.published import eagle3
@@ -115,34 +113,6 @@ def test_captured_texts(rules):
         list(ROWS), max_new_tokens=24, seed=3, **rules
     )
     assert [result.token_ids for result in results] == [result.token_ids for result in expected]
-
-
-@pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 2, 1))"])
-def test_compiled_verdicts(tree, monkeypatch, caplog):
-    """The texts of eager verdicts, the same before and after they are compiled."""
-    compiled, compile_function = [], compiled_functions.compile_function
-
-    def counted(function, inputs):
-        compiled.append(function)
-        return compile_function(function, inputs)
-
-    compiler = FunctionCompiler(counted, 4, is_elsewhere=False)
-    monkeypatch.setattr(
-        cuda, "FunctionGraphs", lambda capture, **_: FunctionGraphs(capture, 2, compiler)
-    )
-    pair = on_gpu(network("llama", "sdpa")), on_gpu(perturbed(network("llama", "sdpa")))
-    settings = {"tree": tree, "controller": "fixed"}
-    decoder = monge.load(*pair, backend="compiled", **settings)
-
-    def texts(of):
-        results = of.generate(list(ROWS), max_new_tokens=24, seed=3, temperature=0.8, top_p=0.9)
-        return [result.token_ids for result in results]
-
-    expected = texts(monge.load(*pair, **settings))
-    with caplog.at_level("INFO", logger="monge"):
-        assert [texts(decoder) for _ in range(3)] == [expected] * 3
-    assert compiled
-    assert "not compiled" not in caplog.text
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

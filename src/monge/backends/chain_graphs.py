@@ -10,9 +10,9 @@ from monge.core.levels import (
     DrawnLevels,
     LevelDraws,
     LevelShape,
-    independent,
     named_tokens,
 )
+from monge.core.quantiles import independent
 from monge.core.sampling_rules import numbers_of, probs_by_numbers
 
 LONGEST: Final = 64

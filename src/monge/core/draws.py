@@ -51,6 +51,10 @@ class PeekableDraws(Draws, Protocol):
         """Return the next `count` uniforms without consuming them."""
         ...
 
+    def skip(self, count: int) -> None:
+        """Consume `count` uniforms, from which draws were made elsewhere."""
+        ...
+
 
 def can_peek(draws: Draws) -> TypeGuard[PeekableDraws]:
     """Return whether draws can be peeked."""
@@ -80,6 +84,11 @@ class _UniformDraws:
         while len(self._peeked) < count:
             self._peeked.append(next(self._uniforms))
         return list(islice(self._peeked, count))
+
+    def skip(self, count: int) -> None:
+        for _ in self.peek(count):
+            self._peeked.popleft()
+        self.num_drawn += count
 
 
 class SeededDraws(_UniformDraws):

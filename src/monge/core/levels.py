@@ -1,7 +1,7 @@
 """Levels of trees that are drawn as tensors, without asking the host in between.
 
 Draws are functions of uniforms, so these are the draws of the objects: `Proposal.draw` with the same
-numbers gives the same tokens, up to rounding of running sums.
+numbers gives the same tokens as `Proposal.draw_rows`, up to rounding of running sums.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,19 +9,15 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from operator import mul
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
-from torch.nn.functional import pad
 
 from monge.core.law import Law, one_hot, sparse_part, trusted_law
+from monge.core.proposal import Proposal
 from monge.core.sampling_rules import SamplingRules, probs_under
-
-_LARGE: Final = 8192
-"""Vocabulary whose running sum takes a device longer than a few more launches."""
-_BLOCK: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +26,12 @@ class LevelShape:
 
     Args:
         widths: Children of every node, from the root downwards.
-        replacement: Whether children are independent draws. Levels wider than one are then drawn by
-            the objects, where a repeated token is one node.
+        kind: How children are drawn. Where tokens may repeat, levels wider than one are drawn by the
+            objects, since a repeated token is one node.
     """
 
     widths: tuple[int, ...]
-    replacement: bool
+    kind: type[Proposal]
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -151,8 +147,7 @@ def draw_levels(given: LevelDraws, read: ReadLevel) -> DrawnLevels:
             probs = probs_under(given.rules, logits)
             laws.append(probs)
             positions = given.uniforms[:, first : first + size].reshape(-1, width)
-            draw = independent if shape.replacement else without_replacement
-            drawn = draw(probs.flatten(0, 1), positions).view(len(logits), size)
+            drawn = shape.kind.draw_rows(probs.flatten(0, 1), positions).view(len(logits), size)
         drawn = named_tokens(drawn, draft_ids)
         token_ids.append(drawn)
         first += size
@@ -214,59 +209,3 @@ def named_tokens(
     if draft_ids is None:
         return places
     return torch.where(places < 0, -1, draft_ids[places.clamp_min(0)])
-
-
-def independent(
-    probs: Float64[Tensor, "nodes vocab"], positions: Float64[Tensor, "nodes width"]
-) -> Int64[Tensor, "nodes width"]:
-    """Return the tokens whose cumulative intervals cover positions in [0, 1): independent draws.
-
-    Args:
-        probs: Laws, normalised or not.
-        positions: Uniforms.
-
-    Returns:
-        Tokens, never one of mass zero; -1 where a law is NaN or a position is at least 1.
-    """
-    if not probs.is_cpu and probs.shape[1] >= _LARGE:
-        return in_blocks(probs, positions)
-    sums = probs.cumsum(1)
-    wanted = positions * sums[:, -1:]
-    tokens = torch.searchsorted(sums, wanted, right=True)
-    return torch.where(wanted < sums[:, -1:], tokens, -1)
-
-
-def in_blocks(
-    probs: Float64[Tensor, "nodes vocab"], positions: Float64[Tensor, "nodes width"]
-) -> Int64[Tensor, "nodes width"]:
-    """`independent` by sums of blocks, and running sums within one of them.
-
-    A device adds up a large vocabulary one number after another. Rounding differs, so a position
-    within it of a boundary may give the token beside it.
-    """
-    blocks = pad(probs, (0, -probs.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
-    sums = blocks.sum(2).cumsum(1)
-    wanted = positions * sums[:, -1:]
-    block = torch.searchsorted(sums, wanted, right=True).clamp_max(sums.shape[1] - 1)
-    before = pad(sums, (1, 0)).gather(1, block)
-    inner = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK)).cumsum(2)
-    left = (wanted - before)[:, :, None]
-    place = torch.searchsorted(inner, left, right=True)
-    # The two sums of a block are rounded differently: what lies behind both is its last token.
-    last = torch.searchsorted(inner, inner[:, :, -1:].contiguous())
-    tokens = block * _BLOCK + torch.minimum(place, last).squeeze(2)
-    return torch.where(wanted < sums[:, -1:], tokens, -1)
-
-
-def without_replacement(
-    probs: Float64[Tensor, "nodes vocab"], positions: Float64[Tensor, "nodes width"]
-) -> Int64[Tensor, "nodes width"]:
-    """Return draws, each from the law without those before it; -1 where nothing is left of the law."""
-    tokens = list[Tensor]()
-    for place in range(positions.shape[1]):
-        token = independent(probs, positions[:, place, None])
-        tokens.append(token)
-        if place + 1 < positions.shape[1]:
-            probs = probs.scatter(1, token.clamp_min(0), 0.0)
-            probs = probs / probs.sum(1, keepdim=True)
-    return torch.cat(tokens, 1)

@@ -1,24 +1,51 @@
 """Proposals: a draft law together with the way in which the children of a node are drawn from it.
 
 A rejection or transport rule is exact only for children that really follow the declared proposal,
-so the declaration and the drawing live in one object: `Proposal.draw` is the only code that draws a
-child.
+so the declaration and the drawing live in one class: `Proposal.draw` draws the children of a node,
+`Proposal.draw_rows` those of many nodes on a device, and no other code draws a child.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
+
+from jaxtyping import Float64, Int64
+from torch import Tensor
 
 from monge.core.draws import Draws
 from monge.core.errors import LawError, OptionError
 from monge.core.law import Law
+from monge.core.quantiles import independent, without_replacement
 
 Entry = TypeVar("Entry")
 
 
 class Proposal(ABC):
-    """A draft law and the way in which children are drawn from it."""
+    """A draft law and the way in which children are drawn from it.
+
+    Attributes:
+        has_rows: True if a kind has `draw_rows`, and is made of a law and a width.
+        may_repeat: True if a token can be drawn twice.
+    """
+
+    has_rows: ClassVar[bool] = False
+    may_repeat: ClassVar[bool] = True
+
+    @staticmethod
+    def draw_rows(
+        probs: Float64[Tensor, "nodes vocab"], positions: Float64[Tensor, "nodes width"]
+    ) -> Int64[Tensor, "nodes width"]:
+        """Return what `draw` draws at many nodes from these uniforms, up to rounding of running sums.
+
+        Args:
+            probs: Their laws.
+            positions: Uniforms, one a draw, in the order in which `draw` takes them.
+
+        Returns:
+            Tokens; -1 where a law is not finite, or has no token left.
+        """
+        raise NotImplementedError("only objects draw this kind of children")
 
     @abstractmethod
     def draw(self, draws: Draws) -> tuple[int, ...]:
@@ -54,6 +81,9 @@ class Iid(Proposal):
 
     def __post_init__(self) -> None:
         check_width("Iid", self.width)
+
+    has_rows = True
+    draw_rows = staticmethod(independent)
 
     def draw(self, draws: Draws) -> tuple[int, ...]:
         return tuple(draws.categorical(self.law) for _ in range(self.width))
@@ -104,6 +134,10 @@ class WithoutReplacement(Proposal):
     def __post_init__(self) -> None:
         check_width("WithoutReplacement", self.width)
 
+    has_rows = True
+    may_repeat = False
+    draw_rows = staticmethod(without_replacement)
+
     def draw(self, draws: Draws) -> tuple[int, ...]:
         tokens: list[int] = []
         rest: Law | None = self.law
@@ -145,14 +179,6 @@ class Arbitrary(Proposal):
 
     def draw(self, draws: Draws) -> tuple[int, ...]:
         return self.token_ids
-
-
-class ChildDraws(ABC):
-    """A source of randomness that has drawn all children of a node already."""
-
-    @abstractmethod
-    def draw_children(self, proposal: Proposal) -> tuple[int, ...]:
-        """Return all children of the next node, in drawing order, as `Proposal.draw` gives them."""
 
 
 def entry_for(kind: type[Proposal], table: Mapping[type[Proposal], Entry]) -> Entry:

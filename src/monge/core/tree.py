@@ -14,7 +14,7 @@ from torch import Tensor
 
 from monge.core.draws import Draws
 from monge.core.errors import MongeError
-from monge.core.proposal import Arbitrary, ChildDraws, Deterministic, Proposal
+from monge.core.proposal import Arbitrary, Deterministic, Proposal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +141,10 @@ def fixed_chain(root: int, token_ids: tuple[int, ...]) -> TokenTree:
     return chain_of(root, token_ids, tuple(map(_only, token_ids)))
 
 
+DrawnTokens = Mapping[int, tuple[int, ...]]
+"""Children of some nodes in drawing order, which are drawn already."""
+
+
 class GrowingTree:
     """A tree under construction: the children of a node are drawn all at once and attached all at once, level by level.
 
@@ -180,13 +184,14 @@ class GrowingTree:
         return self._candidates[node]
 
     def grow_level(
-        self, proposals: Mapping[int, Proposal], draws: Draws
+        self, proposals: Mapping[int, Proposal], draws: Draws | DrawnTokens
     ) -> dict[int, tuple[int, ...]]:
         """Draw the children of nodes of one level and attach every one of them.
 
         Args:
             proposals: Proposals of the nodes that get children, in drawing order.
-            draws: Source of randomness.
+            draws: Source of randomness; or the children, by node, as `Proposal.draw_rows` of these
+                proposals drew them.
 
         Returns:
             The new nodes of every node, one per distinct token, in order of first appearance.
@@ -231,10 +236,8 @@ class GrowingTree:
         """
         return self.grow_level({node: proposal}, draws)[node]
 
-    def _attach(self, node: int, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
-        tokens = (
-            draws.draw_children(proposal) if isinstance(draws, ChildDraws) else proposal.draw(draws)
-        )
+    def _attach(self, node: int, proposal: Proposal, draws: Draws | DrawnTokens) -> tuple[int, ...]:
+        tokens = draws[node] if isinstance(draws, Mapping) else proposal.draw(draws)
         node_of: dict[int, int] = {}
         for token in tokens:
             if token not in node_of:

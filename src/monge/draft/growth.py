@@ -16,9 +16,9 @@ from monge.core.errors import OptionError
 from monge.core.law import Law, renamed
 from monge.core.levels import DrawnTrees, LevelShape, RootDraws, relatives
 from monge.core.model import NodeBlock
-from monge.core.proposal import Deterministic, Iid, WithoutReplacement
+from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
-from monge.core.tree import FutureTree, GrowingTree, TokenTree
+from monge.core.tree import DrawnTokens, FutureTree, GrowingTree, TokenTree
 from monge.draft.base import AnyDraft, Capabilities, Draft, FutureDraft, State
 from monge.draft.level_draws import DrawnLevel, Level, draw_levels
 from monge.draft.tree.base import TreeBuilder, TreeLimits
@@ -135,8 +135,9 @@ class TreeExpansion(Level):
             logits: The logits.
             drawn: The children, if they are drawn already.
         """
-        if drawn is not None:
-            self._expand(drawn.nodes, drawn.laws, drawn)
+        if drawn is not None and can_peek(self.draws):
+            self.draws.skip(drawn.num_uniforms)
+            self._expand(tuple(drawn.tokens), drawn.laws, drawn.tokens)
             return
         laws = dict(zip(self.frontier, laws_from_logits(logits, self.rules), strict=True))
         finite = {node: law for node, law in laws.items() if law is not None}
@@ -184,9 +185,9 @@ class TreeExpansion(Level):
 
     def _drawn(self, shape: LevelShape, token_ids: Sequence[int], laws: Sequence[Law]) -> TokenTree:
         parents, candidates = relatives(shape)
-        for _ in token_ids:
-            self.draws.uniform()
-        kind = Iid if shape.replacement else WithoutReplacement
+        assert can_peek(self.draws), "`shape` asks first"
+        self.draws.skip(len(token_ids))
+        kind: Any = shape.kind
         inner = [children for children in candidates if children]
         drawn = [kind(law, len(children)) for law, children in zip(laws, inner, strict=False)]
         leaves = [Deterministic()] * (len(parents) - len(drawn))
@@ -210,8 +211,11 @@ class TreeExpansion(Level):
             return None
         return builder.shape(self.plan, self.rules, max_depth)
 
-    def _expand(self, nodes: tuple[int, ...], laws: Sequence[Law], draws: Draws) -> None:
-        self.frontier = tuple(self.builder.expand(self.tree, nodes, laws, self.plan, draws))
+    def _expand(
+        self, nodes: tuple[int, ...], laws: Sequence[Law], draws: Draws | DrawnTokens
+    ) -> None:
+        expand: Any = self.builder.expand  # drawn tokens are for a `LevelTree` only
+        self.frontier = tuple(expand(self.tree, nodes, laws, self.plan, draws))
 
     def draft(self, state: State) -> AnyDraft[State]:
         """Return the draft with the tree, which is finished or on its way.

@@ -5,7 +5,6 @@ One by one, it would wait for every node's law and for every token of every requ
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from jaxtyping import Float
@@ -14,14 +13,10 @@ from torch import Tensor
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws, can_peek
 from monge.core.law import Law, trusted_law
-from monge.core.levels import independent, without_replacement
-from monge.core.proposal import ChildDraws, Proposal
 from monge.core.sampling_rules import SamplingRules, probs_under
-from monge.core.tree import GrowingTree
+from monge.core.tree import DrawnTokens, GrowingTree
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.fixed_width import LevelTree
-
-_KINDS: Final = ("iid", "without_replacement")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,35 +41,18 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DrawnLevel(ChildDraws):
-    """The children of a level, drawn already. It stands for the draws of the request while they are attached.
+class DrawnLevel:
+    """The children of a level, drawn already.
 
     Args:
-        nodes: Nodes that get children.
-        laws: Their draft laws.
-        tokens: Children of each of them, in order.
-        draws: The draws of the request; the children take their uniforms from it.
+        laws: Draft laws of the nodes that get children.
+        tokens: Children of each of them.
+        num_uniforms: Uniforms of the request's draws that they take.
     """
 
-    nodes: tuple[int, ...]
     laws: Sequence[Law]
-    tokens: Iterator[tuple[int, ...]]
-    draws: Draws
-
-    def draw_children(self, proposal: Proposal) -> tuple[int, ...]:
-        tokens = next(self.tokens)
-        for _ in tokens:
-            self.draws.uniform()
-        return tokens
-
-    def bernoulli(self, prob: float) -> bool:
-        return self.draws.bernoulli(prob)
-
-    def categorical(self, law: Law) -> int:
-        return self.draws.categorical(law)
-
-    def uniform(self) -> float:
-        return self.draws.uniform()
+    tokens: DrawnTokens
+    num_uniforms: int
 
 
 def draw_levels(
@@ -107,7 +85,7 @@ def _key(level: Level) -> Hashable | None:
     builder, rules = level.builder, level.rules
     if (
         not isinstance(builder, LevelTree)
-        or builder.children not in _KINDS
+        or not builder.has_rows
         or rules.temperature == 0
         or not can_peek(level.draws)
         or not builder.served(level.tree, level.frontier, level.plan)
@@ -133,9 +111,8 @@ def _drawn(levels: Sequence[Level], logits: Sequence[Tensor]) -> Iterator[DrawnL
     ]
     positions = torch.tensor(uniforms, dtype=torch.float64).reshape(-1, width)
     positions = positions.to(probs.device, non_blocking=True)
-    draw = independent if builder.children == "iid" else without_replacement
     # The only number of the level that the host waits for.
-    tokens: list[list[int]] = draw(probs, positions).tolist()
+    tokens: list[list[int]] = builder.kind.draw_rows(probs, positions).tolist()
     laws, start = list(map(trusted_law, probs)), 0
     for level, num in zip(levels, counts, strict=True):
         children = tokens[start : start + num]
@@ -143,10 +120,9 @@ def _drawn(levels: Sequence[Level], logits: Sequence[Tensor]) -> Iterator[DrawnL
             None
             if min(map(min, children)) < 0
             else DrawnLevel(
-                nodes=level.frontier[:num],
                 laws=laws[start : start + num],
-                tokens=iter(list(map(tuple, children))),
-                draws=level.draws,
+                tokens=dict(zip(level.frontier, map(tuple, children), strict=False)),
+                num_uniforms=num * width,
             )
         )
         start += num

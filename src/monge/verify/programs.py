@@ -334,6 +334,5 @@ def _verdict(question: _Question, row: list[int]) -> Verdict | None:
     count, token, used, *path = row
     if token < 0:
         return None
-    for _ in range(used):
-        question.draws.uniform()
+    question.draws.skip(used)
     return verdict_at(question.scored.tree, path[count - 1] if count else 0, token)

@@ -11,9 +11,10 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.law import Law
 from monge.core.levels import LevelShape
+from monge.core.proposal import Proposal
 from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import check_bounds
-from monge.core.tree import GrowingTree
+from monge.core.tree import DrawnTokens, GrowingTree
 from monge.draft.tree.base import TreeBuilder, TreeLimits, nodes_left
 from monge.draft.tree.children import check_kind, children_of, way_of_drawing
 
@@ -29,10 +30,20 @@ class LevelTree(TreeBuilder):
         """Candidates per node, from the root downwards."""
 
     @property
+    def kind(self) -> type[Proposal]:
+        """How children are drawn."""
+        return way_of_drawing(self.children).proposes
+
+    @property
+    def has_rows(self) -> bool:
+        """True if the children of many nodes can be drawn as tensors; see `Proposal.draw_rows`."""
+        return self.kind.has_rows and type(self).expand == LevelTree.expand
+
+    @property
     def limits(self) -> TreeLimits:
         widths = self.level_widths
         return TreeLimits(
-            proposes=frozenset({way_of_drawing(self.children).proposes}),
+            proposes=frozenset({self.kind}),
             max_width=max(widths),
             max_depth=len(widths),
             max_nodes=sum(accumulate(widths, mul)),
@@ -53,18 +64,14 @@ class LevelTree(TreeBuilder):
             most: Largest depth with a draft law, if bounded.
         """
         widths = self.level_widths
-        shape = LevelShape(
-            widths=widths[: min(plan.depth(len(widths)), len(widths) if most is None else most)],
-            replacement=self.children == "iid",
-        )
+        depth = min(plan.depth(len(widths)), len(widths) if most is None else most)
+        shape = LevelShape(widths=widths[:depth], kind=self.kind)
         # A repeated token is one node, and a point mass has no second one.
         is_narrow = max(shape.widths) == 1
-        is_known = self.children in {"iid", "without_replacement"} and (
-            is_narrow or (not shape.replacement and rules.temperature > 0)
-        )
-        is_own = (type(self).expand, type(self).finish) == (LevelTree.expand, TreeBuilder.finish)
+        is_known = is_narrow or (not shape.kind.may_repeat and rules.temperature > 0)
+        is_usual = type(self).finish == TreeBuilder.finish
         fits = sum(shape.sizes) <= plan.nodes(self.limits.max_nodes)
-        return shape if is_known and is_own and fits else None
+        return shape if self.has_rows and is_known and is_usual and fits else None
 
     def expand(
         self,
@@ -72,7 +79,7 @@ class LevelTree(TreeBuilder):
         frontier: Sequence[int],
         laws: Sequence[Law],
         plan: DraftPlan,
-        draws: Draws,
+        draws: Draws | DrawnTokens,
     ) -> Sequence[int]:
         widths, depth = self.level_widths, tree.depths[frontier[0]]
         most = sum(accumulate(widths, mul))

@@ -20,7 +20,7 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.law import Law, one_hot
 from monge.core.lazy_laws import Excess
-from monge.core.levels import independent
+from monge.core.quantiles import independent
 
 Value = Any
 """A number, or `[batch]`."""
