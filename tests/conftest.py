@@ -1,5 +1,6 @@
 """Settings that every test shares: no network, one thread per process, reproducible examples."""
 
+import logging
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -31,6 +32,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before():
+    """A command that runs in this process configures the logs, which other tests read."""
+    loggers = [logging.getLogger(name) for name in ("", "monge", "monge.serve.requests")]
+    before = [(logger.level, logger.propagate, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, (level, propagate, handlers) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.propagate, logger.handlers[:] = propagate, handlers
 
 
 @pytest.fixture(autouse=True)

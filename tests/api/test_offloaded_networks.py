@@ -84,7 +84,6 @@ def loaded(target: Any, **options: Any) -> list[int]:
 
 WAYS = {
     "load": lambda model: loaded(model, backend="eager", drafter="ngram"),
-    "layers": lambda model: loaded(model, backend="eager", drafter="layer_skip(num_layers=1)"),
     "draft": lambda model: loaded(network("llama"), draft=model, backend="eager"),
     "both": lambda model: loaded(model, draft=some(), backend="eager"),
     "accelerate": lambda model: generated(monge.accelerate(model)),

@@ -1,7 +1,5 @@
 """Clients of the toy server, and of the built-in pair behind one."""
 
-import logging
-
 import openai
 import pytest
 from fastapi.testclient import TestClient
@@ -9,19 +7,7 @@ from fastapi.testclient import TestClient
 import monge
 from monge.options import ServeOptions
 from monge.serve.http.app import create_app
-from monge.serve.observe.logs import REQUESTS
 from tests.serve.served import toy_app
-
-
-@pytest.fixture(autouse=True)
-def _logs_as_before():
-    """A command that runs in this process configures the logs, which other tests read."""
-    loggers = [logging.getLogger(name) for name in ("", "monge", REQUESTS)]
-    before = [(logger.level, logger.propagate, logger.handlers[:]) for logger in loggers]
-    yield
-    for logger, (level, propagate, handlers) in zip(loggers, before, strict=True):
-        logger.setLevel(level)
-        logger.propagate, logger.handlers[:] = propagate, handlers
 
 
 @pytest.fixture(scope="module")
