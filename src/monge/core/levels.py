@@ -22,12 +22,12 @@ from monge.core.sampling_rules import SamplingRules, probs_under
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelShape:
-    """Trees whose nodes of one depth all have the same number of children.
+    """Trees in which all nodes of a depth have the same number of children.
 
     Args:
         widths: Children of every node, from the root downwards.
-        kind: How children are drawn. Where tokens may repeat, levels wider than one are drawn by the
-            objects, since a repeated token is one node.
+        kind: How children are drawn. Where tokens may repeat, the objects draw levels of several
+            children per node, since a repeated token is a single node.
     """
 
     widths: tuple[int, ...]
@@ -69,10 +69,10 @@ A token is -1 where a law is not finite or has too few tokens; the tokens below 
 
 
 class RootDraws(NamedTuple):
-    """Uniforms and sampling rules of the tree of one request.
+    """Uniforms and sampling rules of a request's tree.
 
     Attributes:
-        uniforms: One a node, level by level; not read at temperature 0.
+        uniforms: A uniform per node, level by level; not read at temperature 0.
         rules: How logits become draft laws.
     """
 

@@ -9,7 +9,7 @@ from monge.core.selection import CounterfactualDraft
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The outcome of verifying one tree.
+    """The outcome of verifying a tree.
 
     Args:
         path: Accepted nodes from the root's child downwards (the root is not listed).
@@ -31,7 +31,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """Wall-clock seconds of one round by stage, for the whole batch that shared it.
+    """Wall-clock seconds of a round by stage, for the whole batch that shared it.
 
     On a device the stages are those of the host, which goes on while the device works; `total_s` is
     the round's own, because every round waits for its verdicts.
@@ -58,7 +58,7 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedTree:
-    """The tree of one round with the probabilities that decided about it, by node.
+    """The tree of a round with the probabilities that decided it, by node.
 
     Args:
         token_ids: Token of every node; node 0 is the last committed token.
@@ -81,7 +81,7 @@ class VerifiedTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One round of one request, as controllers, metrics and logs see it.
+    """One round of a request, as controllers, metrics and logs see it.
 
     Args:
         plan: Plan of the controller.

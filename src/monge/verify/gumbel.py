@@ -43,7 +43,7 @@ class Gumbel(Verifier):
             nobody compares. Another K is another text.
 
     Raises:
-        OptionError: If K is below one.
+        OptionError: If K is below 1.
 
     Reference:
         Daliri et al., arXiv 2408.07978 (K = 1, drafter invariance); Rowan et al., arXiv 2506.05632

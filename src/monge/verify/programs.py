@@ -1,7 +1,7 @@
 """Verdicts of requests on a device by the tensor programs of `verify/functional.py`.
 
-The host waits once for all requests whose trees have one shape, and for all chains of one kind,
-where the objects wait at every node.
+The host waits once for all requests whose trees have the same shape, and once for all chains of the
+same kind. The objects wait at every node.
 
 Left to the objects are rules without `programs`, trees that mix ways of drawing, logits processors,
 draws that cannot be peeked, and everything on a CPU, where a vector's price is its call. Likewise
@@ -89,9 +89,10 @@ class Programs:
     """The programs of a rule.
 
     Args:
-        by_kind: Program of the trees whose candidates are all drawn in one of some ways.
-        max_width: Most candidates of one node, if bounded.
-        takes_fixed_nodes: Whether trees of drawn candidates may have nodes without any.
+        by_kind: Program of the trees whose candidates are all of this kind.
+        max_width: Most candidates of a node, if bounded.
+        takes_fixed_nodes: Whether trees of drawn candidates may have nodes without drawn
+            candidates.
     """
 
     by_kind: Mapping[type[Proposal], Program]
@@ -146,7 +147,7 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """One request's tree, for a program.
+    """A request's tree, for a program.
 
     Args:
         scored: The tree, its laws and draws.
@@ -172,7 +173,7 @@ class _Question:
 
     @property
     def key(self) -> Hashable:
-        """Equal for questions that one call answers."""
+        """Equal for questions that the same call answers."""
         is_dense = all(map(_is_dense, self.laws))
         shape = None if self.is_padded else (self.children, self.fixed)
         logits = self.logits.shape[1], self.logits.dtype
@@ -180,7 +181,7 @@ class _Question:
 
     @property
     def is_padded(self) -> bool:
-        """True for chains, which one call takes in several lengths."""
+        """True for chains: a call takes chains of several lengths."""
         return self.program in _OF_CHAINS and self.children == _chain(len(self.children))
 
 
@@ -265,14 +266,14 @@ def _padded(rows: Sequence[Tensor], size: int) -> Tensor:
 
 
 def _joined(rows: Sequence[Tensor]) -> Tensor:
-    """Stack tensors, padded with zeros to the longest. Where nothing is to be padded, one call copies all."""
+    """Stack tensors, padded with zeros to the longest. If nothing needs padding, a single call copies all."""
     are_equal = len({len(row) for row in rows}) == 1
     return torch.stack(list(rows)) if are_equal else pad_sequence(list(rows), batch_first=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _ConfiguredProgram:
-    """A program for trees of one shape, with its settings; a `Recordable`.
+    """A program for trees of the same shape, with its settings; a `Recordable`.
 
     Args:
         law: The sampling rules, or their kind: `numbers_of` the requests are then the first input.
