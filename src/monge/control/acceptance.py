@@ -13,7 +13,7 @@ _DOUBT: Final = 0.25
 """Half a standard error of the expected tokens after one round, as a share of them: the tokens of a
 round deviate by about half their mean."""
 _RECENT_KEEP: Final = 0.93
-"""Factor on the weight of a round with each later one, in the counts of the last rounds."""
+"""Factor on the weight of a round with each later round, in the counts of the last rounds."""
 _USUAL_KEEP: Final = 0.99
 """The same factor, in the counts to which those are shrunk."""
 _PRIOR_WEIGHT: Final = 6.0
@@ -42,7 +42,7 @@ class DepthCounts:
     def update(
         self, num_examined: int, num_accepted: int, keep: float, *, is_asked: bool = True
     ) -> "DepthCounts":
-        """Return the counts with one more round.
+        """Return the counts with another round.
 
         Args:
             num_examined: Depths that were reached; 0 if nothing was drafted.
@@ -84,7 +84,7 @@ class DepthCounts:
 
 
 def _counted(counts: Sequence[float], size: int, depth: int, keep: float) -> tuple[float, ...]:
-    """Return counts of `size` depths with one more round, which counts for the first `depth`."""
+    """Return counts of `size` depths with another round, which counts for the first `depth`."""
     old = (*counts, *(0.0,) * (size - len(counts)))
     return tuple(keep * count + (place < depth) for place, count in enumerate(old))
 
@@ -97,7 +97,7 @@ class RecentCounts:
     usual: DepthCounts = DepthCounts()
 
     def update(self, num_examined: int, num_accepted: int, share: float) -> "RecentCounts":
-        """Return the counts with one request's share of a round; see `DepthCounts.update`."""
+        """Return the counts with a request's share of a round; see `DepthCounts.update`."""
         return RecentCounts(
             self.recent.update(num_examined, num_accepted, _RECENT_KEEP**share),
             self.usual.update(num_examined, num_accepted, _USUAL_KEEP),
@@ -124,7 +124,7 @@ class RecentCounts:
 
 
 def expected_tokens(acceptance: Sequence[float]) -> list[float]:
-    """Return the expected tokens of a round for the depths 0, 1, ...: one more than the sum of the survivals."""
+    """Return the expected tokens of a round for the depths 0, 1, ...: 1 plus the sum of the survivals."""
     return list(accumulate(accumulate(acceptance, mul), initial=1.0))
 
 
@@ -135,5 +135,5 @@ def speeds(acceptance: float, seconds: Sequence[float]) -> list[float]:
 
 
 def argmax(values: Sequence[float]) -> int:
-    """Return the place of the largest value, the first one of several."""
+    """Return the index of the largest value; the first index if several are equal."""
     return max(range(len(values)), key=values.__getitem__)

@@ -23,7 +23,7 @@ LawTable = Callable[[tuple[int, ...]], Sequence[float]]
 
 
 class RandomTable:
-    """Reproducible laws: a different one after every text.
+    """Reproducible laws: a different law after every text.
 
     Args:
         vocab_size: Number of tokens.
