@@ -1,4 +1,4 @@
-"""Grows trees with a network: one request, or several requests together."""
+"""Grows trees with a network, for a request or for several requests together."""
 
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -28,7 +28,7 @@ TreeDraws = Callable[
     [Mapping[int, Tensor], Mapping[int, RootDraws], LevelShape, Tensor | None],
     DrawnTrees,
 ]
-"""Draws whole trees of one shape, and reads all levels but the last; see `core.model.LevelModel`."""
+"""Draws whole trees of the same shape, and reads all levels but the last; see `core.model.LevelModel`."""
 
 
 def check_top_k(top_k: int | None) -> None:
@@ -90,7 +90,7 @@ class ReadNodes:
 
 @dataclass(slots=True, kw_only=True)
 class TreeExpansion(Level):
-    """The tree of one request, level by level.
+    """The tree of a request, level by level.
 
     Args:
         context: The request.
@@ -303,7 +303,7 @@ def expand_trees(
     logits: Mapping[int, Float[Tensor, "one some"]],
     forward: LevelForward,
 ) -> None:
-    """Expand the trees of several requests; one forward reads a level of all of them.
+    """Expand the trees of several requests; a forward reads a level of all of them.
 
     A drawn token is never dropped. A node whose logits are not finite gets no candidates. Whether a
     node has candidates then depends on its path only, as rules for whole paths require.

@@ -19,7 +19,7 @@ from monge.draft.growth import LevelForward, expand_trees, expansions
 from monge.draft.tree.base import TreeBuilder
 
 _CHUNK: Final = 1024
-"""Most tokens of a text that one forward of the head reads."""
+"""Most tokens of a text that a forward of the head reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def chunks(features: Float[Tensor, "nodes width"], token_ids: tuple[int, ...]) -
 
 
 def rows_of(tensors: Sequence[Float[Tensor, "_ width"]]) -> Float[Tensor, "nodes width"]:
-    """Return tensors below each other; one alone is not copied."""
+    """Return tensors concatenated by rows; a single tensor is not copied."""
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 

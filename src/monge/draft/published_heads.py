@@ -27,7 +27,7 @@ class HeadDrafter(DelegatingDrafter[None]):
     states of the committed text, which the target's own passes leave behind, and the tokens after
     them. Then the tree grows level by level under the head's laws. What the head has read of its
     own predictions is forgotten at the end of the round. A request without known states (a prompt
-    of one token) drafts nothing in its first round.
+    of a single token) drafts nothing in its first round.
 
     Args:
         head: The head, its folder, or the file of its tensors.
@@ -38,7 +38,7 @@ class HeadDrafter(DelegatingDrafter[None]):
 
     Raises:
         OptionError: If no head is given, the target shows no hidden states, or the head is for
-            another one.
+            another target.
         ModelLoadError: If the head cannot be read.
 
     Reference:

@@ -95,7 +95,7 @@ class Eagle3Head(ChainHead):
 
     @property
     def has_program(self) -> bool:
-        """True for a head of one plain layer."""
+        """True for a head of a single plain layer."""
         layer = self.decoder[0]
         assert isinstance(layer, DecoderLayer)
         is_plain = isinstance(layer.attention, GroupedAttention) and not layer.attention.is_gated
@@ -155,7 +155,7 @@ def recognises(checkpoint: Checkpoint) -> bool:
 
 
 def read(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None) -> Eagle3Head:
-    """Read one, by default with the settings of its `config.json`; see `load_head`."""
+    """Read a head, by default with the settings of its `config.json`; see `load_head`."""
     if config is None:
         config = {**checkpoint.config, **(checkpoint.config.get("eagle_config") or {})}
     source = Source.of(checkpoint, plain_names(checkpoint), config)
