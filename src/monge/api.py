@@ -138,15 +138,15 @@ def load(
             'model')` if the controller selects drafters, as the default does, and the verifier is
             exact for looked-up text.
         tree: Tree builder, for drafters with draft laws. `None` takes a chain, or another tree if
-            the verifier needs one. With a SHAPE head it takes a chain for sampled requests and a
-            few top tokens for greedy ones.
+            the verifier needs it. With a SHAPE head it takes a chain for sampled requests and a few
+            top tokens for greedy requests.
         verifier: Acceptance rule. `None` takes the rule that accepts most for these candidates:
             `block` for a sampled chain, `traversal` for trees without replacement, `layer` for
             other sampled trees, `gumbel` for shared clocks, `target_walk` for deterministic
             candidates.
-        controller: Decides how much to draft. Of several names, a request may choose one; the first
-            is the default. `None` takes `goodput`, and `fixed` for sampled requests with a seed,
-            because `goodput` reads clocks and a seed would not reproduce its text.
+        controller: Decides how much to draft. Of several controllers, a request may choose by name;
+            the first is the default. `None` takes `goodput`, and `fixed` for sampled requests with
+            a seed, because `goodput` reads clocks and a seed would not reproduce its text.
         draft_temperature: Draft at this temperature instead of the request's own.
         draft_top_k: Draft from this number of the draft model's most probable tokens, renormalised.
             Candidates are verified against the truncated law, so this stays exact, and it is fast

@@ -34,8 +34,8 @@ class Lessons:
         rounds: Finished rounds.
         cooldown: Rounds left in which the network does not draft.
         backoff: Rounds of the last cooldown; 0 while drafting pays.
-        lost_s: Seconds by which rounds since the last cooldown took longer than plain ones for as many tokens;
-            below 0 where they took less.
+        lost_s: Seconds by which rounds since the last cooldown took longer than plain rounds for as
+            many tokens; below 0 where they took less.
     """
 
     probe: float

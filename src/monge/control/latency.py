@@ -26,8 +26,8 @@ class Latency:
     """Seconds of a round by drafter, batch size and draft depth; depth 0 is plain decoding.
 
     Batch sizes are rounded up to powers of two. Depths that were not measured lie on the lines
-    through the measured ones, and no depth takes longer than a larger depth. A batch size that was
-    not measured has the proportions of the nearest measured size.
+    through the measured depths, and no depth takes longer than a larger depth. A batch size that
+    was not measured has the proportions of the nearest measured size.
 
     Args:
         plain_s: Seconds of a plain round before any was measured.

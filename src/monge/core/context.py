@@ -75,7 +75,7 @@ class DraftPlan:
     def reaching(self, num_tokens: int, max_length: int | None) -> "DraftPlan":
         """Return this plan, no deeper than a drafter of bounded context can draft.
 
-        The deepest candidates are not read, so they may lie one token beyond the context.
+        The deepest candidates are not read, so they may lie a token beyond the context.
 
         Args:
             num_tokens: Committed tokens.

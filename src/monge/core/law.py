@@ -1,8 +1,8 @@
 """Probability laws of the next token.
 
 In maths p is the target law and q the draft law. A law is either *sparse* (the tokens of its
-support and their masses) or *dense* (one mass per token of the vocabulary, zeros allowed); both
-answer the same questions, so verifiers do not ask which.
+support and their masses) or *dense* (a mass per token of the vocabulary, zeros allowed). Both have
+the same interface, so verifiers do not depend on the form.
 """
 
 import math

@@ -65,8 +65,9 @@ class VerifiedTree:
         parents: Parent of every node; -1 for node 0.
         target_probs: Probability of the node's token in the target's law at its parent, the law that
             tokens are drawn from; `None` for node 0, and where that law could not be made.
-        draft_probs: Probability of the node's token in the law that its parent's children were drawn
-            from; `None` for node 0 and for candidates that were not drawn, such as looked-up ones.
+        draft_probs: Probability of the node's token in the law that its parent's children were
+            drawn from; `None` for node 0 and for candidates that were not drawn, such as looked-up
+            tokens.
         path: Accepted nodes from the root's child downwards.
         next_prob: Probability of the token after the path in the target's law there.
     """
@@ -90,8 +91,8 @@ class StepRecord:
         num_accepted: Accepted draft tokens.
         examined: See `Verdict.examined`.
         next_kind: See `Verdict.next_kind`.
-        token_ids: Tokens committed: accepted ones, then the correction or bonus token; fewer after
-            a stop.
+        token_ids: Tokens committed: accepted tokens, then the correction or bonus token; fewer
+            after a stop.
         batch_size: Requests that shared the round.
         times: Stage times of the round.
         context_length: Tokens of the text before the round.

@@ -50,7 +50,7 @@ class EnsembleDrafter(PieceReader[States]):
         paths: Whether each model draws a path, instead of a child at every node.
         rules: Sampling rules of the draft laws; `None` drafts under the request's own.
         top_k: Draft from the `top_k` most probable tokens of every model only; the declared laws
-            are the truncated ones.
+            are the truncated laws.
 
     Raises:
         OptionError: If there are fewer than two models, a model is given twice, or a size is below

@@ -303,7 +303,7 @@ def expand_trees(
     logits: Mapping[int, Float[Tensor, "one some"]],
     forward: LevelForward,
 ) -> None:
-    """Expand the trees of several requests; a forward reads a level of all of them.
+    """Expand the trees of several requests; one forward reads a level of all of them.
 
     A drawn token is never dropped. A node whose logits are not finite gets no candidates. Whether a
     node has candidates then depends on its path only, as rules for whole paths require.

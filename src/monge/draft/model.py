@@ -36,10 +36,10 @@ valid. `None` stands for the nodes with children of a tree that was drawn at onc
 class ModelDrafter(PieceReader[ReadPaths]):
     """Draft with a smaller language model that shares the target's vocabulary.
 
-    The tree grows level by level: a forward of the draft model reads the frontier of every request
-    of the batch, and the tree builder turns its laws into children. Unread text (a token that it
-    did not draft, or text of rounds that used another drafter) is read first, in the same forward
-    as the root.
+    The tree grows level by level: one forward of the draft model reads the frontier of every
+    request of the batch, and the tree builder turns its laws into children. Unread text (a token
+    that it did not draft, or text of rounds that used another drafter) is read first, in the same
+    forward as the root.
 
     Args:
         model: The draft model.

@@ -43,7 +43,7 @@ class ShapeDrafter(DelegatingDrafter[None]):
     not known yet (a prompt of a single token) drafts nothing in its first round.
 
     Args:
-        target: The target, which must show its hidden states and keeps the last ones.
+        target: The target, which must show its hidden states and keeps the last states.
         head: The head, or its folder; `None` takes the head that ships for the built-in target.
         tree: Shape of the tree and how children are drawn; no deeper than the head's steps. By
             default the three most probable tokens for greedy requests and a chain of two for

@@ -165,7 +165,8 @@ def match_probability(p: Vector, q: Vector, width: int) -> float:
     can emit. With one candidate it is the acceptance itself, and at least `(1 - TV) / (1 + TV)`.
 
     Reference:
-        Rowan et al., arXiv 2506.05632 (several drafts); Daliri et al., arXiv 2408.07978 (one).
+        Rowan et al., arXiv 2506.05632 (several drafts); Daliri et al., arXiv 2408.07978 (a single
+        draft).
     """
     check_width(width)
     p, q = checked_pair(p, q)

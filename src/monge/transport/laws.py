@@ -22,8 +22,8 @@ def check_law(name: str, probs: Vector) -> Vector:
 
     Raises:
         LawError: If it is not a non-empty vector of non-negative finite masses that sum to 1. It is
-            never renormalised: a law that does not sum to one was made wrongly, and only its maker
-            knows how.
+            never renormalised: a law that does not sum to 1 was computed wrongly, and rescaling
+            would hide the error.
     """
     law = check_sub_law(name, probs)
     total = float(law.sum())

@@ -61,7 +61,7 @@ class NodeRule(_Declarations):
         Args:
             target_law: Law of the next token at this node.
             proposal: Proposal of the candidates.
-            candidates: The candidates' tokens in drawing order, repeats kept; at least one.
+            candidates: The candidates' tokens in drawing order, repeats kept; not empty.
             draws: Source of randomness.
 
         Returns:

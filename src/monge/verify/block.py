@@ -18,7 +18,7 @@ from monge.verify.whole_tree import decided_part, offered, walk_on
 
 @dataclass(frozen=True, slots=True)
 class Block(Verifier):
-    """Decide on the whole drafted block: a probable token can compensate an improbable earlier one.
+    """Decide on the whole drafted block: a probable token can compensate an improbable earlier token.
 
     Law:
         The accepted prefix, the token after it, and the target's own continuation together follow

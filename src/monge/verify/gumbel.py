@@ -39,8 +39,8 @@ class Gumbel(Verifier):
         many for each shared child.
 
     Args:
-        num_drafts: K, best the width of the `shared` children: further ones race on clocks that
-            nobody compares. Another K is another text.
+        num_drafts: K, best the width of the `shared` children: further clocks are drawn and never
+            compared. Another K is another text.
 
     Raises:
         OptionError: If K is below 1.

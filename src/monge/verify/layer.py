@@ -90,7 +90,7 @@ _PROGRAMS: Final = Programs(
 
 @dataclass(frozen=True, slots=True)
 class Layer(Verifier):
-    """Weigh all paths of the tree from the root down with a coupling of a node, then decide from the deepest layer up.
+    """Weigh all paths of the tree from the root down with a coupling at each node, then decide from the deepest layer up.
 
     Law:
         The accepted path, the token after it, and the target's own continuation together follow the

@@ -18,7 +18,7 @@ class NodeProblem:
         scale: s in (0, 1]; the mass to be transported is s p, and 1 - s stands for "nothing
             accepted".
         proposal: Proposal of the candidates.
-        candidates: The candidates' tokens in drawing order, repeats kept; at least one.
+        candidates: The candidates' tokens in drawing order, repeats kept; not empty.
         draws: Source of randomness for rules that realise part of their decision.
     """
 

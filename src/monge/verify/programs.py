@@ -6,8 +6,8 @@ same kind. The objects wait at every node.
 Left to the objects are rules without `programs`, trees that mix ways of drawing, logits processors,
 draws that cannot be peeked, and everything on a CPU, where a vector's price is its call. Likewise
 draws without replacement in layers, whose default rule is `traversal`, deterministic candidates of
-`block` and `rrs` beside nodes with drawn ones, which no tree has, and rules that solve a program or
-search at each node.
+`block` and `rrs` beside nodes with drawn candidates, which no tree has, and rules that solve a
+program or search at each node.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -156,7 +156,7 @@ class _Question:
         rules: How they become p.
         record: See `StackedLaws.record`.
         children: Shape of the tree.
-        fixed: Number of deterministic candidates of each node beside drawn ones.
+        fixed: Number of deterministic candidates of each node beside drawn candidates.
         laws: q of every node; empty if the program reads none.
         draws: The draws of the request.
     """
@@ -279,7 +279,7 @@ class _ConfiguredProgram:
         law: The sampling rules, or their kind: `numbers_of` the requests are then the first input.
         program: The program.
         children: Shape of the trees.
-        fixed: Number of deterministic candidates of each node beside drawn ones.
+        fixed: Number of deterministic candidates of each node beside drawn candidates.
     """
 
     law: SamplingRules | str

@@ -76,7 +76,7 @@ Decide = Callable[[HostChain, HostDraws], tuple[int, int]]
 
 
 def token_by_token(chain: HostChain, draws: HostDraws) -> tuple[int, int]:
-    """Speculative sampling: try each token against p until one is rejected."""
+    """Speculative sampling: try each token against p until a token is rejected."""
     for place, x in enumerate(chain.tokens):
         p, q = chain.targets[place], chain.draft(place)
         token, left = rejection(p, q, (x,), (), draws, is_open=np.True_)
