@@ -127,7 +127,7 @@ def load(
             built-in target. Of its generation settings the end-of-text tokens are taken; a warning
             lists sampling settings, which requests give themselves.
         config: TOML file with arguments of this function, as `monge tune --save` writes it.
-            Arguments that are given win over those of the file.
+            Arguments of the call override those of the file.
         draft: Likewise for the draft model, or a head for the target: its folder, whose format is
             recognised, or loaded; `None` for the built-in draft model beside the built-in target,
             `smollm2-head` beside `smollm2` if no drafter is named, and otherwise for none. A list of

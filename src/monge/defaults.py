@@ -67,7 +67,7 @@ def controllers_of(controller: str | AnyController | Sequence[str]) -> Controlle
     """Return the controllers that the user named.
 
     Raises:
-        OptionError: If a name or setting is unknown, a name is given twice, or none.
+        OptionError: If a name or setting is unknown, a name is given twice, or no name is given.
     """
     if isinstance(controller, Controller):
         return Controllers(controller)

@@ -313,7 +313,7 @@ class SamplingOptions(LengthAndTruncation):
         object.__setattr__(self, "grammar", grammar_of(self.grammar))
 
     def only(self, *names: str) -> dict[str, Any]:
-        """Return some options, as keyword arguments."""
+        """Return the named options, as keyword arguments."""
         return {name: getattr(self, name) for name in names}
 
 
@@ -477,7 +477,7 @@ class ServeOptions:
 
 
 def options_of(*groups: type) -> dict[str, Option]:
-    """Return the options of some groups that can be written as text or JSON, by field."""
+    """Return the options of the groups that can be written as text or JSON, by field."""
     return {
         field.name: field.metadata[_ENTRY]
         for group in groups

@@ -17,12 +17,12 @@ _RECENT_KEEP: Final = 0.93
 _USUAL_KEEP: Final = 0.99
 """The same factor, in the counts to which those are shrunk."""
 _PRIOR_WEIGHT: Final = 6.0
-"""Rounds that earlier knowledge counts for. It is small, so that a useless drafter is found soon."""
+"""Weight of the prior, in rounds. It is small, so that a useless drafter is detected soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class DepthCounts:
-    """Counts of rounds that asked for drafts, and that reached and accepted each depth.
+    """Counts of rounds that requested drafts, and that reached and accepted each depth.
 
     A depth is reached if all nodes above it were accepted and it had candidates. Accepted / reached
     is an unbiased estimate of the conditional acceptance if plans do not depend on the tokens that
@@ -30,7 +30,7 @@ class DepthCounts:
     biased.
 
     Args:
-        rounds: Rounds in which the drafter was asked.
+        rounds: Rounds in which drafts were requested.
         reached: Rounds by depth, the root's children first.
         accepted: The same.
     """
@@ -48,7 +48,7 @@ class DepthCounts:
             num_examined: Depths that were reached; 0 if nothing was drafted.
             num_accepted: Depths that were accepted.
             keep: Factor on the weight of earlier rounds.
-            is_asked: Whether the drafter was asked.
+            is_asked: Whether drafts were requested.
         """
         size = max(num_examined, len(self.reached))
         return DepthCounts(
@@ -78,7 +78,7 @@ class DepthCounts:
         return tuple(estimates)
 
     def hit_rate(self, prior: float = 1.0) -> float:
-        """Return the share of rounds that drafted when asked: a lookup finds no match in most rounds."""
+        """Return the share of requested drafts that had nodes: a lookup finds no match in most rounds."""
         drafted = self.reached[0] if self.reached else 0.0
         return (drafted + prior) / (self.rounds + 1.0)
 
@@ -114,7 +114,7 @@ class RecentCounts:
 
     @property
     def hit_rate(self) -> float:
-        """The share of rounds that draft when asked."""
+        """The share of requested drafts that have nodes."""
         return self.recent.hit_rate(self.usual.hit_rate())
 
     @property

@@ -14,10 +14,10 @@ from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
 
 _LOOK_UP: Final = 16
-"""One round in so many asks the model-free drafters of a pool for full depth, even if none pays."""
+"""In one round of this many, the model-free drafters of a pool draft to full depth, even if no depth pays."""
 _RECHECK: Final = 64
-"""Where drafting leads by less than half, every round of such a number is plain, and so are those
-of a power of two. The first plain rounds of a decoder are slow, and these later rounds correct
+"""If drafting is faster by less than half, every round whose number is a multiple of this or a
+power of two is plain. The first plain rounds of a decoder are slow, and these later rounds correct
 their times."""
 _LOST: Final = 0.04
 """Most that drafts may lose between two cooldowns, as a share of the second."""
@@ -238,14 +238,14 @@ def _network_forecasts(
 def _forecasts(
     counts: RecentCounts, num_requests: int, seconds: Sequence[float], otherwise: Forecast
 ) -> list[Forecast]:
-    """Return the forecasts of rounds in which a drafter is asked for drafts of depth 0, 1, ...
+    """Return the forecasts of rounds in which a drafter drafts to depth 0, 1, ...
 
     A request that the drafter finds nothing for takes part in the round that there would be
     otherwise, and waits for those that draft.
 
     Args:
         counts: Acceptance of the drafter.
-        num_requests: Requests that it is asked for.
+        num_requests: Requests for which it drafts.
         seconds: Seconds of a round by depth.
         otherwise: The round without this drafter; depth 0.
     """

@@ -98,7 +98,7 @@ class Latency:
             self.times.setdefault(key, deque(maxlen=_RECENT)).append(seconds)
 
     def _row(self, batch_size: int) -> dict[int, float]:
-        """Return the seconds of a batch size by depth, as far as they are known; always of depth 0."""
+        """Return the seconds of a batch size by depth, for the measured depths; always for depth 0."""
         bucket, rows = _bucket(batch_size), dict[int, dict[int, float]]()
         seldom: dict[int, float] = {}
         for (drafter, batch, depth), times in self.times.items():

@@ -17,7 +17,7 @@ from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
 
 _FIRST_LOGIT: Final = 0.5
-"""Prediction before anything is known: an acceptance of 0.62."""
+"""Prediction without data: an acceptance of 0.62."""
 _STRETCH: Final = 8
 """Rounds of a request that make an example: their counts are enough for a logit."""
 _CODE_MARKS: Final = frozenset("{}()[]<>=;_\\/#*+&|^~`")
@@ -98,7 +98,7 @@ class Ridge:
         return _dot(features, self.coefficients)
 
     def width(self, features: Sequence[float]) -> float:
-        """Return how little is known here: the root of `x' inverse x`."""
+        """Return the standard width of a prediction: the root of `x' inverse x`."""
         return math.sqrt(max(0.0, _dot(features, self._spread(features))))
 
     def _spread(self, features: Sequence[float]) -> tuple[float, ...]:

@@ -105,7 +105,7 @@ def censored_acceptance(
     Args:
         rounds: Windows and accepted tokens.
         prior: Accepted and rejected tokens taken as seen before.
-        largest: Largest value returned, and the value where nothing is known.
+        largest: Largest value returned, and the value without data.
     """
     accepted = prior[0] + sum(count for _, count in rounds)
     rejected = prior[1] + sum(count < window for window, count in rounds)

@@ -33,7 +33,7 @@ class GrammarError(RequestError, ValueError):
 
 
 class ProposalMismatchError(MongeError, ValueError):
-    """A verifier was given candidates drawn in a way for which it is not exact."""
+    """The candidates were drawn in a way for which the verifier is not exact."""
 
 
 class VocabularyMismatchError(MongeError, ValueError):
@@ -45,11 +45,11 @@ class ContextLengthError(MongeError, ValueError):
 
 
 class UnsupportedModelError(MongeError, ValueError):
-    """A model whose architecture cannot be decoded in the way that was asked for."""
+    """A model whose architecture cannot be decoded as requested."""
 
 
 class BackendError(MongeError, RuntimeError):
-    """A network that cannot run in the way that was asked for, on this machine or at all."""
+    """A network that cannot run as requested, on this machine or at all."""
 
 
 class DrafterError(MongeError, RuntimeError):

@@ -1,10 +1,10 @@
 """Laws whose masses are computed when they are read: the excess of a law over another law, and laws of scores.
 
-With scores s at temperature T, `p(x) = exp((s(x) - max s) / T) / Z`. A verifier asks for a few
-masses, for the sum of what p has above a draft law, and for a draw. A backend's machine code
-computes these, if the backend has it. A row of masses in float64 is written only when it is read.
-Its masses agree with those of a softmax in float64 up to a relative error of 1e-12, so a uniform
-that close to a threshold may decide otherwise.
+With scores s at temperature T, `p(x) = exp((s(x) - max s) / T) / Z`. A verifier reads a few masses,
+the sum of what p has above a draft law, and a draw. A backend's machine code computes these, if the
+backend has it. A row of masses in float64 is written only when it is read. Its masses agree with
+those of a softmax in float64 up to a relative error of 1e-12, so a uniform that close to a
+threshold may decide otherwise.
 
 p = target law, q = draft law.
 """
@@ -32,7 +32,7 @@ _MASSES: Final = {torch.float64: 2, torch.float32: 3}
 _SMALLEST: Final = -708.0
 """Exponent below which a mass is 0: e to it is about the smallest normal number."""
 _LEAST: Final = 1 << 12
-"""Vocabulary below which a row of masses is written in less time than it takes to ask for a few."""
+"""Vocabulary below which computing a row of masses takes less time than computing a few masses."""
 _WIDEST: Final = 10**6
 """Largest temperature that the machine code takes; its inverse is the smallest."""
 

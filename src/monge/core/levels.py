@@ -1,4 +1,4 @@
-"""Levels of trees that are drawn as tensors, without asking the host in between.
+"""Levels of trees that are drawn as tensors, without a wait of the host in between.
 
 Draws are functions of uniforms, so these are the draws of the objects: `Proposal.draw` with the same
 numbers gives the same tokens as `Proposal.draw_rows`, up to rounding of running sums.
@@ -158,7 +158,7 @@ def draw_levels(given: LevelDraws, read: ReadLevel) -> DrawnLevels:
 
 
 class DrawnTrees:
-    """Trees that a device draws, by request. Their tokens are on the way to the host, which waits for them at the first look.
+    """Trees that a device draws, by request. The host waits for their tokens when they are first read.
 
     Args:
         requests: The requests, row by row.

@@ -104,18 +104,18 @@ class SequenceModel(Protocol):
         ...
 
     def close(self, sequence: int) -> None:
-        """Forget a sequence and give back its room."""
+        """Drop a sequence and free its memory."""
 
 
 def dtype_of(model: SequenceModel) -> torch.dtype | None:
-    """Type of a network's weights and activations, if it tells it as its `dtype`."""
+    """Type of a network's weights and activations, if the network has a `dtype`."""
     return getattr(model, "dtype", None)
 
 
 def draft_length(model: SequenceModel) -> int | None:
     """Longest text in which read tokens can be taken back, if bounded.
 
-    A model that reads longer texts, but only token by token, tells the bound as its `draft_length`.
+    A model that reads longer texts, but only token by token, has the bound as its `draft_length`.
     """
     bound: int | None = getattr(model, "draft_length", None)
     return model.max_length if bound is None else bound
@@ -159,7 +159,7 @@ class CachedStep(nn.Module, ABC):
         masks: Sequence[Bool[Tensor, "batch one nodes seq"]],
         kept: Sequence[Float[Tensor, "batch _ capacity _"]],
     ) -> tuple[Float[Tensor, "batch nodes hidden"], Float[Tensor, "some vocab"]]:
-        """Return the next states, and the logits of some of them.
+        """Return the next states, and the logits of the selected states.
 
         Args:
             token_ids: Tokens of the nodes.
@@ -210,7 +210,7 @@ class HeadModel(Protocol):
         """Drop the uncommitted nodes of a sequence."""
 
     def close(self, sequence: int) -> None:
-        """Forget a sequence and give back its room."""
+        """Drop a sequence and free its memory."""
 
 
 @runtime_checkable
@@ -310,7 +310,8 @@ class LevelModel(SequenceModel, Protocol):
     ) -> DrawnTrees:
         """Draw trees below the last committed tokens, and read all levels but the last.
 
-        Whether it raises must not depend on what it draws: the text then goes on with the same uniforms.
+        Whether it raises must not depend on what it draws, since the same uniforms then serve the
+        rest of the text.
 
         Args:
             logits: Logits at the roots, by sequence.

@@ -32,7 +32,8 @@ def most_probable(
     Args:
         probs: Laws in float64, `[..., vocab]`.
         scores: Scores of the tokens, by which they are ordered, `[..., vocab]`. Masses may be equal
-            where scores are not. A token of mass 0 may have any score below those of the others.
+            where scores are not. A token of mass 0 may have any score below those of the other
+            tokens.
         top_p: Numbers in (0, 1], `[..., 1]` or a shape that broadcasts to it.
     """
     # Tensors without data are of another type.

@@ -79,7 +79,7 @@ class Capabilities:
         reads_states: Whether it reads the target's hidden states.
         runs_network: Whether drafting needs forwards of a network. Model-free drafters do not, so
             they may draft in every round.
-        reads_others: Whether drafts of a request depend on texts of others.
+        reads_others: Whether drafts of a request depend on texts of other requests.
     """
 
     proposes: frozenset[type[Proposal]]
@@ -164,7 +164,7 @@ class ModelFreeDrafter(Drafter[State]):
 
     @abstractmethod
     def tree(self, context: Context, state: State, plan: DraftPlan, draws: Draws) -> TokenTree:
-        """Return the tree of a round; `draws` are only told about the nodes."""
+        """Return the tree of a round; `draws` only go to `GrowingTree.grow`, which draws nothing here."""
 
     def follow(self, context: Context, draft: Draft[State], verdict: Verdict) -> State:
         """Return the state after a commit; by default, the same."""

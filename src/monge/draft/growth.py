@@ -337,8 +337,8 @@ def _draw_trees(
 ) -> set[int]:
     """Draw whole trees without a wait between their levels; return the requests whose trees are drawn.
 
-    All others have drawn nothing: those whose trees are of another kind, and those that branch and have a law that
-    is not finite.
+    All other requests have drawn nothing: those whose trees are of another kind, and those that
+    branch and have a law that is not finite.
     """
     groups: dict[Hashable, dict[int, tuple[TreeExpansion, LevelShape]]] = {}
     for row in rows if forward.draw is not None else ():

@@ -60,10 +60,10 @@ class HeadRun(ABC, Generic[Text]):
 
     @abstractmethod
     def open(self, request: int) -> None:
-        """Start a text of which nothing is known."""
+        """Start a text without any states."""
 
     def close(self, request: int) -> None:
-        """Forget a text."""
+        """Drop a text."""
         self._texts.pop(request, None)
 
     @abstractmethod
@@ -88,7 +88,7 @@ class HeadRun(ABC, Generic[Text]):
 
     @abstractmethod
     def end(self, requests: Sequence[int]) -> None:
-        """Forget what was drafted in this round."""
+        """Drop what was drafted in this round."""
 
 
 def known(tensor: Tensor | None) -> Tensor:

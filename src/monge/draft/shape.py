@@ -39,8 +39,8 @@ class ShapeDrafter(DelegatingDrafter[None]):
 
     The target's pass over a round's tree leaves the hidden state of the last accepted token behind.
     From it and the token after it, the head predicts the states of the coming steps; their laws
-    fill the tree, level by level. No second network reads the text. A request whose last state is
-    not known yet (a prompt of a single token) drafts nothing in its first round.
+    fill the tree, level by level. No second network reads the text. A request without a hidden
+    state (a prompt of a single token) drafts nothing in its first round.
 
     Args:
         target: The target, which must show its hidden states and keeps the last states.

@@ -152,8 +152,8 @@ class _Text:
 class TextHistory:
     """Texts of finished requests, the oldest dropped first, and those of running requests.
 
-    Requests with equal prompts are a group, whose texts have an index of their own: an old text of
-    the same prompt is found however much was written since. A group keeps its prompt once.
+    Requests with equal prompts are a group, whose texts have an index of their own: newer texts of
+    other prompts do not displace an old text of the same prompt. A group keeps its prompt once.
     """
 
     def __init__(self) -> None:

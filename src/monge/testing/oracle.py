@@ -31,7 +31,7 @@ class OracleError(MongeError, AssertionError):
 
 
 class PositionError(OracleError):
-    """The program asks for a position in [0, 1], which has no branches."""
+    """The program draws a position in [0, 1], which has no branches."""
 
 
 class ExactDraws:

@@ -18,7 +18,7 @@ from monge.transport.laws import Tabular, check_law
 from monge.transport.random_tree import Path, RandomTree
 
 FEASIBILITY: Final = 1e-10
-"""Primal and dual feasibility asked of HiGHS, the least it grants.
+"""Primal and dual feasibility tolerance of HiGHS, the smallest that it accepts.
 
 The flow is made feasible afterwards, so this bounds only how far the optimum may be missed.
 """

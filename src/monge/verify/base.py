@@ -92,7 +92,7 @@ class Verifier(_Declarations):
         """Verify the trees of several requests; each verdict is that of `verify`.
 
         A request draws from its own source only, in the same order as alone. If its target logits
-        are not finite, it gets the error instead of a verdict; the others are not affected.
+        are not finite, it gets the error instead of a verdict; other requests are not affected.
         """
         verdicts = self.by_programs(scored)
         return [

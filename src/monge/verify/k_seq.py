@@ -39,7 +39,7 @@ class KSeq(FlowRule):
 
     Reference:
         SpecTr (Sun et al., arXiv 2310.15141), Algorithm 2; p and q are swapped there. The root is
-        found to the last bit.
+        exact to the last bit.
     """
 
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})

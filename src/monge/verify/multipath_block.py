@@ -94,7 +94,7 @@ def _select(tree: TokenTree, target_laws: LawSequence) -> tuple[list[int], list[
 
 @dataclass(frozen=True, slots=True)
 class _Along:
-    """The laws along a path, made when they are asked for."""
+    """The laws along a path, computed when they are read."""
 
     laws: LawSequence
     path: Sequence[int]

@@ -15,7 +15,7 @@ class NaiveTree(SingleDraft):
     Law:
         The emitted token follows p for independent draws from q (`Iid`) and for deterministic
         candidates. The rule reads the first candidate only, which was drawn from q whatever the
-        others are.
+        other candidates are.
 
     Rule:
         Accept X_1 with probability `min(1, p_X1 / q_X1)`; otherwise emit `y ~ res = (p - q)_+ / |(p

@@ -192,7 +192,7 @@ def _num_fixed(proposal: Proposal, own: tuple[int, ...]) -> int:
 
 
 def _draft_laws(tree: TokenTree) -> tuple[Law, ...]:
-    """Return the draft law of every node; at leaves, which are not asked, that of another node."""
+    """Return the draft law of every node; at leaves, whose laws are not read, that of another node."""
     laws = [
         proposal.law if isinstance(proposal, Iid | WithoutReplacement | Mixed) else None
         for proposal in tree.proposals

@@ -29,7 +29,7 @@ class PublishedHead(nn.Module, ABC):
 
     family: ClassVar[str]
     embedding: Tensor | None
-    """The head's own embeddings, if it has some."""
+    """The head's embeddings, if it has its own."""
 
     def __init__(
         self, hidden_size: int, vocab_size: int | None, num_layers: int | None = None

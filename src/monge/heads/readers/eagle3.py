@@ -30,9 +30,9 @@ class Eagle3Head(ChainHead):
     `norm_output` is set. The output layer has `draft_vocab_size` tokens; draft token i is
     the target's token i + d2t[i].
 
-    The configuration lists the fused states as indices of the host's hidden states, which are the
-    *inputs* of the layers with these numbers; by default 2, L // 2 and L - 3 of
-    L. The list [1, L // 2 - 1, L - 4] counts outputs instead and names the same three.
+    The configuration lists the fused states as indices of the hidden states of `transformers`,
+    which are the *inputs* of the layers with these numbers; by default 2, L // 2 and L - 3 of L.
+    The list [1, L // 2 - 1, L - 4] counts outputs instead and names the same three.
 
     Args:
         source: `fc.weight`, `layers.0.*` (published as `midlayer.*`), `norm.weight`,

@@ -22,7 +22,7 @@ Activation = Callable[[Tensor], Tensor]
 
 
 def activation(source: Source) -> Activation:
-    """Return the activation `hidden_act` by the name that the host gives it; `silu` by default.
+    """Return the activation `hidden_act` by its name in `transformers`; `silu` by default.
 
     Raises:
         ModelLoadError: If the name is unknown.

@@ -93,22 +93,22 @@ class RowExcess(NamedTuple):
 
 @runtime_checkable
 class RuleDraws(Protocol):
-    """The only door of a rule to chance."""
+    """The only source of randomness of a rule."""
 
     def needed(self, mask: Mask) -> bool:
-        """Return whether any request takes the next step; true in a batch, which never asks its device."""
+        """Return whether any request takes the next step; true in a batch, which never waits for its device."""
         ...
 
     def bernoulli(self, prob: Value, where: Mask) -> Mask:
-        """True with probability `min(1, prob)` where asked, false elsewhere."""
+        """True with probability `min(1, prob)` where `where` is true, false elsewhere."""
         ...
 
     def skip(self, count: int, where: Mask) -> None:
-        """Pass over draws that would be false, where asked."""
+        """Skip draws that would be false, where `where` is true."""
         ...
 
     def categorical(self, law: AnyLaw, where: Mask) -> Token:
-        """A token drawn from a law where asked; another number elsewhere."""
+        """A token drawn from a law where `where` is true; another number elsewhere."""
         ...
 
 
@@ -177,7 +177,7 @@ class UniformRows:
         return True
 
     def _next(self, where: Bool[Tensor, " batch"]) -> Float64[Tensor, " batch"]:
-        """The next uniform of each request, which those that ask for it use up."""
+        """The next uniform of each request; requests where `where` is true consume it."""
         # Requests that have used all of theirs do not read it.
         place = self._used.clamp_max(self._uniforms.shape[1] - 1)[:, None]
         self._used = self._used + where

@@ -1,7 +1,8 @@
 """Chains of large vocabularies on a CPU: each request by itself, its laws read where they lie.
 
-A batch on a device takes every step for every request, and writes rows of masses. A CPU asks for the
-few masses and sums that decide a request. The rules are those of `rejection`, with numbers as values.
+A batch on a device takes every step for every request, and writes rows of masses. A CPU computes
+only the few masses and sums that decide a request. The rules are those of `rejection`, with numbers
+as values.
 
 p = target law, q = draft law.
 """

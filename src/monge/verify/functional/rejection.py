@@ -62,7 +62,7 @@ def rejection(
         candidates: Tokens in drawing order, -1 where a request has no more.
         is_fixed: Whether each of the first candidates is deterministic; no later candidate is.
         draws: Source of randomness.
-        is_open: Requests that ask.
+        is_open: Requests at which the rule is applied.
         replacement: Whether the candidates are independent draws.
 
     Returns:
