@@ -60,9 +60,9 @@ def draw_levels(
 ) -> list[DrawnLevel | None]:
     """Draw the children of every level in tensor programs; `None` where the builder must draw them itself.
 
-    It must if its trees do not have a fixed width per level, if the draft law is greedy, if draws
-    cannot be peeked, or if a law is not finite or has fewer tokens than are drawn. The children are
-    the same, as functions of the draws, up to rounding.
+    It must if its trees do not have a fixed width per level, if the draft law is greedy, or if
+    draws cannot be peeked. It also must if a law is not finite or has fewer tokens than are drawn.
+    The children are the same, as functions of the draws, up to rounding.
 
     Args:
         levels: The levels.

@@ -166,8 +166,8 @@ def _best_choice(
     """The w in [0, 1] that maximises sum(min(p, base + sum_j w_ij pair_ij)); w_ij + w_ji = 1.
 
     A flow from pairs to their tokens, as far as these lack mass. The excess mass of a token goes to
-    another token along the shortest chain of pairs that can be decided the other way (Edmonds and
-    Karp 1972), until no such chain is left.
+    another token along the shortest chain of pairs that can be decided the other way. This ends
+    when no such chain is left (Edmonds and Karp 1972).
     """
     size = p.size
     needs = (p - base).tolist()

@@ -40,8 +40,8 @@ class Canonical(FlowRule):
         more.
 
     Cost:
-        For each candidate after the first a linear program with s (s + 1) / 2 variables, about a
-        millisecond at s = 5, and a sort of the draft laws' supports; O(vocab) after a rejection.
+        For each candidate after the first, a linear program with s (s + 1) / 2 variables (about a
+        millisecond at s = 5), and a sort of the draft laws' supports. O(vocab) after a rejection.
 
     Reference:
         Khisti et al., arXiv 2410.18234, Theorem 1 and section 4 (p and q are swapped there). The

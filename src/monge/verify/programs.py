@@ -3,11 +3,11 @@
 The host waits once for all requests whose trees have the same shape, and once for all chains of the
 same kind. The objects wait at every node.
 
-Left to the objects are rules without `programs`, trees that mix ways of drawing, logits processors,
-draws that cannot be peeked, and everything on a CPU, where a vector's price is its call. Likewise
-draws without replacement in layers, whose default rule is `traversal`, deterministic candidates of
-`block` and `rrs` beside nodes with drawn candidates, which no tree has, and rules that solve a
-program or search at each node.
+The objects decide for rules without `programs`, trees that mix ways of drawing, logits processors,
+and draws that cannot be peeked. They also decide everything on a CPU, where the call dominates the
+cost of a vector operation. Three more cases are left to them: draws without replacement in layers,
+whose default rule is `traversal`; rules that solve a program or search at each node; and
+deterministic candidates of `block` and `rrs` beside nodes with drawn candidates, which no tree has.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -26,10 +26,11 @@ class Traversal(Verifier):
 
     Law:
         The accepted path, the token after it, and the target's own continuation together follow the
-        target's law, for candidates drawn without replacement *in drawing order*, for independent
-        draws (repeats dropped), deterministic candidates, and deterministic candidates followed by
-        independent draws. Whether a node has candidates may depend on anything known before they
-        are drawn. Below a node with candidates of `Arbitrary` origin the target walk decides.
+        target's law, for candidates drawn without replacement *in drawing order* and for
+        independent draws (repeats dropped). The same holds for deterministic candidates, alone or
+        followed by independent draws. Whether a node has candidates may depend on anything known
+        before they are drawn. Below a node with candidates of `Arbitrary` origin the target walk
+        decides.
 
     Rule:
         To visit a node with weight a: `P = p`, `Q = q`; for each child c in drawing order, visit it

@@ -1,7 +1,7 @@
 """A decoder layer of a transformer.
 
 Layers of published heads are not those of any single model: EAGLE-3 attends to embedding and state
-side by side, block drafters project keys of a context that they do not transform, and backends
+side by side, and block drafters project keys of a context that they do not transform. Backends
 compile what comes before attention apart from what comes after it. So the layer is written out
 here, and only mixtures of experts are those of `transformers`.
 """
