@@ -62,7 +62,7 @@ class TopChildren(Children):
 
 
 class GreedyPlusOne(Children):
-    """All but one of the most probable tokens, and a draw from the other tokens."""
+    """All but one of the most probable tokens, and one draw from the other tokens."""
 
     proposes = Mixed
 
