@@ -127,7 +127,7 @@ def load(
             built-in target. Of its generation settings the end-of-text tokens are taken; a warning
             lists sampling settings, which requests give themselves.
         config: TOML file with arguments of this function, as `monge tune --save` writes it.
-            Arguments that are given win over those of the file.
+            Arguments of the call override those of the file.
         draft: Likewise for the draft model, or a head for the target: its folder, whose format is
             recognised, or loaded; `None` for the built-in draft model beside the built-in target,
             `smollm2-head` beside `smollm2` if no drafter is named, and otherwise for none. A list of
@@ -138,20 +138,21 @@ def load(
             'model')` if the controller selects drafters, as the default does, and the verifier is
             exact for looked-up text.
         tree: Tree builder, for drafters with draft laws. `None` takes a chain, or another tree if
-            the verifier needs one. With a SHAPE head it takes a chain for sampled requests and a
-            few top tokens for greedy ones.
-        verifier: Acceptance rule. `None` takes the one that accepts most for these candidates:
+            the verifier needs it. With a SHAPE head it takes a chain for sampled requests and a few
+            top tokens for greedy requests.
+        verifier: Acceptance rule. `None` takes the rule that accepts most for these candidates:
             `block` for a sampled chain, `traversal` for trees without replacement, `layer` for
             other sampled trees, `gumbel` for shared clocks, `target_walk` for deterministic
             candidates.
-        controller: Decides how much to draft. Of several names, a request may choose one; the first
-            is the default. `None` takes `goodput`, and `fixed` for sampled requests with a seed,
-            because `goodput` reads clocks and a seed would not reproduce its text.
+        controller: Decides how much to draft. Of several controllers, a request may choose by name;
+            the first is the default. `None` takes `goodput`, and `fixed` for sampled requests with
+            a seed, because `goodput` reads clocks and a seed would not reproduce its text.
         draft_temperature: Draft at this temperature instead of the request's own.
         draft_top_k: Draft from this number of the draft model's most probable tokens, renormalised.
             Candidates are verified against the truncated law, so this stays exact, and it is fast
             for rules whose cost grows with the support of the draft law.
-        tokenizer: A folder or name, or a loaded tokenizer; `None` loads the one beside `target`.
+        tokenizer: A folder or name, or a loaded tokenizer; `None` loads the tokenizer beside
+            `target`.
         dtype: Type of the weights; `auto` takes that of the checkpoint.
         device: Where to put the models.
         attention: `eager`, `sdpa` or `flex_attention`.
@@ -172,7 +173,7 @@ def load(
             `instruction`; `None` takes the tokenizer's own template.
 
     Raises:
-        MongeError: One of its children, naming what does not fit and what to do.
+        MongeError: A subclass, whose message says what does not fit and what to do.
     """
     loading: dict[str, Any] = {
         "dtype": dtype,
@@ -255,12 +256,13 @@ def make_components(
         draft_rules: Sampling rules of the draft law, instead of the request's own.
         latency: Times of rounds for controllers that read them. Without it, they start from a guess
             and learn.
-        history: Texts that a drafter with a `max_history` reads and adds to; without it, a new one.
-        **parts: `PARTS` of `monge.options`, as for `load`. The controller is `fixed` if there is
-            none; `controller=None` takes the default of `load`.
+        history: Texts that a drafter with a `max_history` reads and adds to; without it, a new
+            history.
+        **parts: `PARTS` of `monge.options`, as for `load`. The controller is `fixed` if none is
+            given; `controller=None` takes the default of `load`.
 
     Raises:
-        MongeError: One of its children, if an option is unknown or the parts do not fit together.
+        MongeError: A subclass, if an option is unknown or the parts do not fit together.
     """
     given = checked(LoadOptions, parts, PARTS, controller=STEADY)
     tree, drafter, controller = given.tree, given.drafter, given.controller
@@ -369,11 +371,11 @@ def drafts_of(
         draft: As for `load`; `None` for nothing.
         target: The target. Its folder may also hold a prediction module; the folder of another model
             with such a module counts as a model.
-        draft_backend: The backend of draft models, if one is named.
+        draft_backend: The backend of draft models, if it is named.
 
     Raises:
-        OptionError: If a list is empty, names one model twice, or has a head in it; or if there is
-            no draft model for the backend.
+        OptionError: If a list is empty, names a model twice, or has a head in it; or if there is no
+            draft model for the backend.
         ModelLoadError: If a folder cannot be read.
     """
     entries: Any = draft if isinstance(draft, list | tuple) else (draft,)

@@ -36,7 +36,7 @@ _TREES: Final = (
     *(FixedWidth(children=kind) for kind in CHILDREN if kind != "top"),
     FixedWidth(children="top"),
 )
-"""Default trees; the first one that target and verifier support is used. A chain is first because
+"""Default trees; the first tree that target and verifier support is used. A chain is first because
 it loses least if forwards are compute-bound; wider trees pay if a wider forward is nearly free."""
 _ADAPTIVE_DEPTH: Final = 8
 """Depth of the default chain if a controller shortens it, and of the drafts of `SEVERAL`."""
@@ -67,7 +67,7 @@ def controllers_of(controller: str | AnyController | Sequence[str]) -> Controlle
     """Return the controllers that the user named.
 
     Raises:
-        OptionError: If a name or setting is unknown, a name is given twice, or none.
+        OptionError: If a name or setting is unknown, a name is given twice, or no name is given.
     """
     if isinstance(controller, Controller):
         return Controllers(controller)
@@ -88,9 +88,9 @@ def default_drafter(
 
     Args:
         target: The target.
-        draft: The draft model, if there is one, or several.
-        chosen: The controllers, if any were named.
-        rule: The verifier, if one was named: it may not be exact for looked-up text.
+        draft: The draft model or a list of draft models; `None` for no draft model.
+        chosen: The controllers, if they were named.
+        rule: The verifier, if it was named: it may not be exact for looked-up text.
     """
     if draft is None:
         return "ngram"
@@ -132,10 +132,10 @@ def default_controllers(
 def default_tree(
     rule: Rule | None, target: SequenceModel, own: Sequence[Any], *, is_adaptive: bool
 ) -> TreeBuilder:
-    """Return a tree that fits: the default of the drafters if they agree, else a usual one.
+    """Return a tree that fits: the default of the drafters if they agree, else one of the default trees.
 
     Args:
-        rule: Verifier, if one was named.
+        rule: Verifier, if it was named.
         target: The target.
         own: Defaults of the drafters.
         is_adaptive: Whether plans shorten it, so that it may be deeper.
@@ -160,13 +160,13 @@ def default_rule(proposes: frozenset[type[Proposal]], max_width: int | None) -> 
     """Return the exact verifier that accepts most for candidates drawn in these ways.
 
     Deterministic candidates use the target walk, which is optimal there. A sampled chain uses the
-    optimal rule of one path, and trees without replacement use `traversal`. Other sampled trees use
-    the best known rule of their way of drawing, lifted to the whole tree. Shared clocks use the
-    race of these clocks.
+    optimal rule of a single path, and trees without replacement use `traversal`. Other sampled
+    trees use the best known rule of their way of drawing, lifted to the whole tree. Shared clocks
+    use the race of these clocks.
 
     Args:
         proposes: Kinds of proposals that may occur.
-        max_width: Most candidates of one node; `None` for unbounded.
+        max_width: Most candidates of a node; `None` for unbounded.
     """
     walk = TargetWalk()
     if proposes <= {Deterministic, Arbitrary}:

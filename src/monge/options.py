@@ -1,4 +1,4 @@
-"""The only list of options: one field an option, with its help and its default.
+"""The only list of options: a field per option, with its help and its default.
 
 `monge.load`, configuration files, the command line, the drop-in and Ray read it here. It imports no
 torch, so that a mistyped option is refused at once.
@@ -50,7 +50,7 @@ class Option:
     Args:
         help: One sentence, with the unit of a number.
         panel: Panel of `--help`; `None` for an option that is no flag.
-        kind: Type of a value; `None` for one that only Python calls take.
+        kind: Type of a value; `None` for an option that only Python calls take.
         otherwise: What holds where the option is absent, if the default does not say it.
         flags: Names on the command line; none for the field's own.
         several: The option may be repeated.
@@ -313,7 +313,7 @@ class SamplingOptions(LengthAndTruncation):
         object.__setattr__(self, "grammar", grammar_of(self.grammar))
 
     def only(self, *names: str) -> dict[str, Any]:
-        """Return some options, as keyword arguments."""
+        """Return the named options, as keyword arguments."""
         return {name: getattr(self, name) for name in names}
 
 
@@ -477,7 +477,7 @@ class ServeOptions:
 
 
 def options_of(*groups: type) -> dict[str, Option]:
-    """Return the options of some groups that can be written as text or JSON, by field."""
+    """Return the options of the groups that can be written as text or JSON, by field."""
     return {
         field.name: field.metadata[_ENTRY]
         for group in groups
@@ -540,7 +540,7 @@ def changed(options: object) -> dict[str, Any]:
 def checked(
     group: type[Group], given: Mapping[str, Any], known: Sequence[str], **defaults: Any
 ) -> Group:
-    """Return options from keyword arguments, with other defaults than the usual ones.
+    """Return options from keyword arguments, with other defaults than the usual defaults.
 
     Raises:
         OptionError: If a name is unknown.

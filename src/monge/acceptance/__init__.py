@@ -1,1 +1,1 @@
-"""Exact acceptance of every rule: at one node, and on small trees, by enumeration, closed forms and linear programs."""
+"""Exact acceptance of every rule: at a node, and on small trees, by enumeration, closed forms and linear programs."""

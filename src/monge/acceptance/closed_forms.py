@@ -1,4 +1,4 @@
-"""Sampling schemes at one node: their optimum, and the acceptance of the registered rules in closed form.
+"""Sampling schemes at a node: their optimum, and the acceptance of the registered rules in closed form.
 
 p = target law, q = draft law, K = `width`. Acceptance is P(the emitted token is among the
 candidates), whichever branch emits it.
@@ -60,8 +60,8 @@ def sampling_schemes(q: Vector, width: int) -> dict[str, Proposal]:
     """Return every way of drafting `width` candidates from q, by name.
 
     The names are `single` (one draw, for rules that take one candidate), `iid`,
-    `without_replacement`, `greedy` (K - 1 top tokens and one draw), `mixed(d)` (d top tokens and
-    K - d draws), `top`, and the other schemes that trees offer.
+    `without_replacement`, `greedy` (K - 1 top tokens and a draw), `mixed(d)` (d top tokens and K -
+    d draws), `top`, and the other schemes that trees offer.
 
     Args:
         q: Draft law, checked.
@@ -120,7 +120,7 @@ def mixed_optima(p: Vector, q: Vector, width: int) -> list[float]:
 
 
 def num_candidates(proposal: Proposal) -> int:
-    """Return the number of candidates of one drawing, repeats counted."""
+    """Return the number of candidates that are drawn, repeats counted."""
     return len(proposal.draw(RequestDraws(0)))
 
 
@@ -220,7 +220,7 @@ def inclusion(proposal: Proposal, num_tokens: int) -> Vector | None:
 
 
 def recursion_calls(proposal: Proposal) -> float:
-    """Return an upper bound of the calls of the recursion over rejected tokens, if the candidates have one."""
+    """Return an upper bound of the calls of the recursion over rejected tokens, if the candidates have this recursion."""
     if not isinstance(proposal, WithoutReplacement):
         return 0.0
     return float(proposal.law.sparse().probs.numel()) ** (proposal.width - 1)

@@ -10,7 +10,7 @@ from monge.core.errors import LawError, OptionError
 from monge.transport.laws import Vector, check_law
 
 MAX_CANDIDATES: Final = 32
-"""Most candidates of one node: the race of draws without replacement is exact up to here."""
+"""Most candidates of a node: the race of draws without replacement is exact up to here."""
 
 
 def read_law(field: str, text: str) -> Vector:
@@ -43,7 +43,7 @@ def law_of(field: str, values: Any) -> Vector:  # noqa: ANN401 (whatever a file 
     """Return a checked law from numbers, or from their texts.
 
     Raises:
-        LawError: If it is not one non-empty list of finite, non-negative numbers that sum to one.
+        LawError: If it is not a non-empty list of finite, non-negative numbers that sum to 1.
     """
     try:
         masses = np.array(values, dtype=np.float64)

@@ -1,7 +1,7 @@
-"""Exact acceptance of every registered verifier at one node.
+"""Exact acceptance of every registered verifier at a node.
 
 p = target law, q = draft law. Small laws are enumerated: every draw of the candidates, every branch
-of the rule. Larger ones go through the closed forms; if neither is possible, the report gives the
+of the rule. Larger laws go through the closed forms; if neither is possible, the report gives the
 reason instead of a number.
 """
 
@@ -58,12 +58,12 @@ def node_report(
         on_rule: Called after every verifier.
 
     Returns:
-        `rules`: one number a verifier, under the drafting that `drafting` names; `optimum` by
+        `rules`: a number per verifier, under the drafting that `drafting` names; `optimum` by
         drafting (`mixed` lists d = 0..K deterministic candidates); `laws`, `gap` and `how`:
         acceptance, distance to the optimum and method by verifier and drafting. `acceptance_one`,
-        for i.i.d. candidates: `holds` tells whether some rule accepts one of K with probability
-        one, `smallest_num_drafts` the smallest K for which one does (`null` if none is enough), and
-        `tightest_set` the token ids of the set that asks for it.
+        for i.i.d. candidates: `holds` tells whether some rule accepts one of K candidates with
+        probability 1. `smallest_num_drafts` is the smallest K for which a rule does (`null` if no K
+        is enough), and `tightest_set` has the token ids of the set that requires it.
     """
     schemes = sampling_schemes(q, width)
     best = {way: optimum(p, proposal) for way, proposal in schemes.items()}
@@ -104,7 +104,7 @@ def legal_schemes(rule: Rule, schemes: Mapping[str, Proposal]) -> dict[str, Prop
 
 
 def usual_scheme(rule: Rule, legal: Iterable[str]) -> str | None:
-    """Return the drafting that stands for a rule: distinct draws for one made for them, else the first legal one.
+    """Return the usual sampling scheme of a rule: distinct draws if the rule is made for them, else the first legal scheme.
 
     `None` if nothing but top tokens is legal: all rules are the target walk there.
     """
@@ -116,7 +116,7 @@ def usual_scheme(rule: Rule, legal: Iterable[str]) -> str | None:
 
 
 def acceptance(name: str, target: Law, proposal: Proposal) -> tuple[float | None, str]:
-    """Return P(the emitted token is one of the candidates) of a registered verifier, and how it was found.
+    """Return P(the emitted token is a candidate) of a registered verifier, and how it was computed.
 
     Args:
         name: Its name.

@@ -28,7 +28,7 @@ _TABLES: Final[tuple[tuple[Style, int, int], ...]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeProof:
-    """The largest law error of a rule on one tree; infinite if the rule has no law there, with the reason."""
+    """The largest law error of a rule on a tree; infinite if the rule has no law there, with the reason."""
 
     tree: str
     law_error: float

@@ -1,1 +1,1 @@
-"""Controllers, one a file: how much to draft in the coming round."""
+"""Controllers decide how much to draft in the coming round."""

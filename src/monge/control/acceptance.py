@@ -13,16 +13,16 @@ _DOUBT: Final = 0.25
 """Half a standard error of the expected tokens after one round, as a share of them: the tokens of a
 round deviate by about half their mean."""
 _RECENT_KEEP: Final = 0.93
-"""Factor on the weight of a round with each later one, in the counts of the last rounds."""
+"""Factor on the weight of a round with each later round, in the counts of the last rounds."""
 _USUAL_KEEP: Final = 0.99
 """The same factor, in the counts to which those are shrunk."""
 _PRIOR_WEIGHT: Final = 6.0
-"""Rounds that earlier knowledge counts for. It is small, so that a useless drafter is found soon."""
+"""Weight of the prior, in rounds. It is small, so that a useless drafter is detected soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class DepthCounts:
-    """Counts of rounds that asked for drafts, and that reached and accepted each depth.
+    """Counts of rounds that requested drafts, and that reached and accepted each depth.
 
     A depth is reached if all nodes above it were accepted and it had candidates. Accepted / reached
     is an unbiased estimate of the conditional acceptance if plans do not depend on the tokens that
@@ -30,7 +30,7 @@ class DepthCounts:
     biased.
 
     Args:
-        rounds: Rounds in which the drafter was asked.
+        rounds: Rounds in which drafts were requested.
         reached: Rounds by depth, the root's children first.
         accepted: The same.
     """
@@ -42,13 +42,13 @@ class DepthCounts:
     def update(
         self, num_examined: int, num_accepted: int, keep: float, *, is_asked: bool = True
     ) -> "DepthCounts":
-        """Return the counts with one more round.
+        """Return the counts with another round.
 
         Args:
             num_examined: Depths that were reached; 0 if nothing was drafted.
             num_accepted: Depths that were accepted.
             keep: Factor on the weight of earlier rounds.
-            is_asked: Whether the drafter was asked.
+            is_asked: Whether drafts were requested.
         """
         size = max(num_examined, len(self.reached))
         return DepthCounts(
@@ -78,13 +78,13 @@ class DepthCounts:
         return tuple(estimates)
 
     def hit_rate(self, prior: float = 1.0) -> float:
-        """Return the share of rounds that drafted when asked: a lookup finds no match in most rounds."""
+        """Return the share of requested drafts that had nodes: a lookup finds no match in most rounds."""
         drafted = self.reached[0] if self.reached else 0.0
         return (drafted + prior) / (self.rounds + 1.0)
 
 
 def _counted(counts: Sequence[float], size: int, depth: int, keep: float) -> tuple[float, ...]:
-    """Return counts of `size` depths with one more round, which counts for the first `depth`."""
+    """Return counts of `size` depths with another round, which counts for the first `depth`."""
     old = (*counts, *(0.0,) * (size - len(counts)))
     return tuple(keep * count + (place < depth) for place, count in enumerate(old))
 
@@ -97,7 +97,7 @@ class RecentCounts:
     usual: DepthCounts = DepthCounts()
 
     def update(self, num_examined: int, num_accepted: int, share: float) -> "RecentCounts":
-        """Return the counts with one request's share of a round; see `DepthCounts.update`."""
+        """Return the counts with a request's share of a round; see `DepthCounts.update`."""
         return RecentCounts(
             self.recent.update(num_examined, num_accepted, _RECENT_KEEP**share),
             self.usual.update(num_examined, num_accepted, _USUAL_KEEP),
@@ -114,7 +114,7 @@ class RecentCounts:
 
     @property
     def hit_rate(self) -> float:
-        """The share of rounds that draft when asked."""
+        """The share of requested drafts that have nodes."""
         return self.recent.hit_rate(self.usual.hit_rate())
 
     @property
@@ -124,7 +124,7 @@ class RecentCounts:
 
 
 def expected_tokens(acceptance: Sequence[float]) -> list[float]:
-    """Return the expected tokens of a round for the depths 0, 1, ...: one more than the sum of the survivals."""
+    """Return the expected tokens of a round for the depths 0, 1, ...: 1 plus the sum of the survivals."""
     return list(accumulate(accumulate(acceptance, mul), initial=1.0))
 
 
@@ -135,5 +135,5 @@ def speeds(acceptance: float, seconds: Sequence[float]) -> list[float]:
 
 
 def argmax(values: Sequence[float]) -> int:
-    """Return the place of the largest value, the first one of several."""
+    """Return the index of the largest value; the first index if several are equal."""
     return max(range(len(values)), key=values.__getitem__)

@@ -65,7 +65,7 @@ class SharedState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundInfo:
-    """Facts about the coming round, for the requests that one controller plans together.
+    """Facts about the coming round, for the requests that a controller plans together.
 
     Args:
         context_lengths: Tokens of each request's text.
@@ -127,7 +127,7 @@ class Controller(ABC, Generic[State]):
         """Return the state after a round."""
 
     def learn(self, memory: Any, state: State, record: StepRecord) -> Any:  # noqa: ANN401
-        """Return what later rounds of all requests need to know, after a round of one request.
+        """Return what later rounds of all requests need to know, after a round of a request.
 
         The engine hands the memory to the controller's next requests, in `SharedState.memory`, and
         to its next rounds, in `RoundInfo.memory`. By default nothing is learnt.
@@ -153,7 +153,7 @@ class SoloController(Controller[State]):
     def plan_one(
         self, state: State, info: RoundInfo, context_length: int, draws: Draws
     ) -> DraftPlan:
-        """Return the plan of one request whose text has `context_length` tokens."""
+        """Return the plan of a request whose text has `context_length` tokens."""
 
 
 class PromptReader(Controller[State]):

@@ -54,7 +54,7 @@ class Fsm(SoloController[int]):
 
 @dataclass(frozen=True, slots=True)
 class CachedState:
-    """State of one request.
+    """State of a request.
 
     Args:
         window: The state machine's window.
@@ -77,7 +77,7 @@ class CachedFsm(SoloController[CachedState]):
         machine: Settings of the state machine: first window, up, down, smallest and largest window.
         max_ending: Longest ending, in tokens.
         min_ending: Shortest ending.
-        capacity: Largest number of endings; the least recently used one is dropped first.
+        capacity: Largest number of endings; the least recently used ending is dropped first.
         rate: Weight of the last round in an average.
 
     Reference:

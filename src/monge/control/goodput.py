@@ -14,10 +14,11 @@ from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
 
 _LOOK_UP: Final = 16
-"""One round in so many asks the model-free drafters of a pool for full depth, even if none pays."""
+"""In one round of this many, the model-free drafters of a pool draft to full depth, even if no depth pays."""
 _RECHECK: Final = 64
-"""Where drafting leads by less than half, every round of such a number is plain, and so are those of a power of two.
-The first plain rounds of a decoder are slow, and these later ones correct them."""
+"""If drafting is faster by less than half, every round whose number is a multiple of this or a
+power of two is plain. The first plain rounds of a decoder are slow, and these later rounds correct
+their times."""
 _LOST: Final = 0.04
 """Most that drafts may lose between two cooldowns, as a share of the second."""
 
@@ -33,8 +34,8 @@ class Lessons:
         rounds: Finished rounds.
         cooldown: Rounds left in which the network does not draft.
         backoff: Rounds of the last cooldown; 0 while drafting pays.
-        lost_s: Seconds by which rounds since the last cooldown took longer than plain ones for as many tokens;
-            below 0 where they took less.
+        lost_s: Seconds by which rounds since the last cooldown took longer than plain rounds for as
+            many tokens; below 0 where they took less.
     """
 
     probe: float
@@ -48,7 +49,7 @@ class Lessons:
 
 @dataclass(frozen=True, slots=True)
 class DrafterCosts:
-    """State of one request: what its drafters cost, which never changes.
+    """State of a request: the costs of its drafters, which never change.
 
     Args:
         network: Latency of rounds that a network drafts, or the only drafter.
@@ -78,14 +79,15 @@ class Goodput(Controller[DrafterCosts]):
     """Draft to the depth of most expected tokens per second; decode plainly if none pays.
 
     Expected tokens follow from the acceptance by depth of the last rounds of all requests, shrunk
-    to that of a longer past. Seconds are those of measured rounds. Requests that share a round share one depth,
-    because all wait for the deepest draft. Model-free drafters of a pool draft first, as deep as
-    raises tokens per second.
+    to that of a longer past. Seconds are those of measured rounds. Requests that share a round
+    share its depth, because all wait for the deepest draft. Model-free drafters of a pool draft
+    first, as deep as raises tokens per second.
 
     If drafting does not beat plain decoding by `margin`, the network pauses for a cooldown. A probe
     of a few rounds ends it. Each probe that fails doubles the next cooldown. A cooldown also lasts
-    until the seconds that drafts lost since the one before are at most 4 % of it. A batch must gain `batch_margin`:
-    its requests end at different times, and a round for few costs nearly what a round for all does.
+    until the seconds that drafts lost since the cooldown before are at most 4 % of it. A batch must
+    gain `batch_margin`: its requests end at different times, and a round for few costs nearly what
+    a round for all does.
 
     Args:
         max_window: Largest depth; the tree builder's own depth is a limit too.
@@ -196,7 +198,7 @@ class Goodput(Controller[DrafterCosts]):
     def _paced(
         self, memory: Lessons, costs: DrafterCosts, batch_size: int, *, is_asked: bool
     ) -> Lessons:
-        """Return the state with cooldown and probe moved on by one request's share of a round."""
+        """Return the state with cooldown and probe moved on by a request's share of a round."""
         share, before = 1.0 / batch_size, memory.rounds
         if memory.cooldown > 0.0:
             left = max(0.0, memory.cooldown - share)
@@ -236,14 +238,14 @@ def _network_forecasts(
 def _forecasts(
     counts: RecentCounts, num_requests: int, seconds: Sequence[float], otherwise: Forecast
 ) -> list[Forecast]:
-    """Return the forecasts of rounds in which a drafter is asked for drafts of depth 0, 1, ...
+    """Return the forecasts of rounds in which a drafter drafts to depth 0, 1, ...
 
     A request that the drafter finds nothing for takes part in the round that there would be
     otherwise, and waits for those that draft.
 
     Args:
         counts: Acceptance of the drafter.
-        num_requests: Requests that it is asked for.
+        num_requests: Requests for which it drafts.
         seconds: Seconds of a round by depth.
         otherwise: The round without this drafter; depth 0.
     """

@@ -26,7 +26,7 @@ from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
 
 _RATE_KEEP: Final = 0.95
-"""Factor on the weight of a round with each later one, in the running speed (the price of a
+"""Factor on the weight of a round with each later round, in the running speed (the price of a
 second)."""
 _parse: Final = lru_cache(DEPTH_CONTROLLERS.parse)
 
@@ -56,7 +56,7 @@ class AdaHedge:
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """The probability of each alternative; at first only the best ones have any."""
+        """The probability of each alternative; at first it is 0 for all but the best alternatives."""
         least = min(self.losses)
         if self.gap <= 0.0:
             masses = [float(loss == least) for loss in self.losses]
@@ -93,7 +93,7 @@ class Average:
     weight: float = 0.0
 
     def update(self, tokens: float, seconds: float, keep: float) -> "Average":
-        """Return the mean with one more round."""
+        """Return the mean with another round."""
         weight = keep * self.weight + 1.0
         return Average(
             self.tokens + (tokens - self.tokens) / weight,
@@ -119,7 +119,7 @@ class PendingRound:
 
 @dataclass(frozen=True, slots=True)
 class DrafterState:
-    """The state that a request keeps for one drafter.
+    """The state that a request keeps for a drafter.
 
     Args:
         member: The drafter.
@@ -136,7 +136,7 @@ class DrafterState:
 
 @dataclass(frozen=True, slots=True)
 class HedgeState:
-    """State of one request.
+    """State of a request.
 
     Args:
         drafters: The drafters by name, in the order of the pool.
@@ -156,18 +156,19 @@ class Hedge(Controller[HedgeState]):
     """Choose the drafter of each round by the gain that every drafter would have had.
 
     The gain of a round is its tokens less the price of its predicted seconds, with the running
-    speed as the price (and at least that of plain decoding): the drafter of largest gain is the one
-    of most tokens per second, whatever its acceptance. Model-free drafters have *full information*:
+    speed as the price (and at least that of plain decoding): the drafter of largest gain has the
+    most tokens per second, whatever its acceptance. Model-free drafters have *full information*:
     the text decides how many tokens they would have had accepted in each round. Drafters with a
     network have *bandit feedback*: a round that they drafted counts as `m + (gain - m) / P`, with
     their average gain m and the probability P of choosing them, and another round counts as m. This
     is unbiased. A drafter is drawn by its weight, which falls exponentially in the gain that it has
-    lost, at AdaHedge's learning rate. `explore` keeps P above zero. Each drafter has its own window controller.
+    lost, at AdaHedge's learning rate. `explore` keeps P above zero. Each drafter has its own window
+    controller.
 
     Args:
         inner: The controller that plans how much the chosen drafter drafts.
         explore: Share of the rounds that is divided among the drafters with a network.
-        keep: Factor on the weight of a round with each later one. With 1, the regret bound of
+        keep: Factor on the weight of a round with each later round. With 1, the regret bound of
             AdaHedge holds.
 
     Reference:

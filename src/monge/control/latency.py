@@ -26,8 +26,8 @@ class Latency:
     """Seconds of a round by drafter, batch size and draft depth; depth 0 is plain decoding.
 
     Batch sizes are rounded up to powers of two. Depths that were not measured lie on the lines
-    through the measured ones, and no depth takes longer than a deeper one. A batch size that was
-    not measured borrows the proportions of the nearest one.
+    through the measured depths, and no depth takes longer than a larger depth. A batch size that
+    was not measured has the proportions of the nearest measured size.
 
     Args:
         plain_s: Seconds of a plain round before any was measured.
@@ -60,7 +60,7 @@ class Latency:
         return cls(plain_s=plain, node_share=node / plain, draft_share=draft / plain, learns=False)
 
     def of(self, drafter: str | None, *, runs_network: bool) -> "Latency":
-        """Return a view for the rounds of one drafter of a pool."""
+        """Return a view for the rounds of a drafter of a pool."""
         view = copy(self)
         view._drafter = drafter
         if not runs_network:
@@ -98,7 +98,7 @@ class Latency:
             self.times.setdefault(key, deque(maxlen=_RECENT)).append(seconds)
 
     def _row(self, batch_size: int) -> dict[int, float]:
-        """Return the seconds of a batch size by depth, as far as they are known; always of depth 0."""
+        """Return the seconds of a batch size by depth, for the measured depths; always for depth 0."""
         bucket, rows = _bucket(batch_size), dict[int, dict[int, float]]()
         seldom: dict[int, float] = {}
         for (drafter, batch, depth), times in self.times.items():
@@ -120,7 +120,7 @@ class Latency:
         return row | bounds
 
     def _at(self, row: Mapping[int, float], depth: int) -> float:
-        """Return the seconds of a depth, on the lines through the known ones."""
+        """Return the seconds of a depth, on the lines through the measured depths."""
         deeper = [measured for measured in row if measured >= depth]
         above = max(measured for measured in row if measured <= depth)
         if deeper:

@@ -17,9 +17,9 @@ from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
 
 _FIRST_LOGIT: Final = 0.5
-"""Prediction before anything is known: an acceptance of 0.62."""
+"""Prediction without data: an acceptance of 0.62."""
 _STRETCH: Final = 8
-"""Rounds of a request that make one example: their counts are enough for a logit."""
+"""Rounds of a request that make an example: their counts are enough for a logit."""
 _CODE_MARKS: Final = frozenset("{}()[]<>=;_\\/#*+&|^~`")
 
 
@@ -72,7 +72,7 @@ class Ridge:
         """Return the solution without examples.
 
         Args:
-            num_features: Number of features; the first one is always 1.
+            num_features: Number of features; the first feature is always 1.
             ridge: Strength of the ridge.
             bias: Prediction where all other features are 0.
         """
@@ -81,7 +81,7 @@ class Ridge:
         return cls(tuple(bias * (row == 0) for row in rows), identity)
 
     def update(self, features: Sequence[float], value: float, weight: float = 1.0) -> "Ridge":
-        """Return the solution with one more example (Sherman and Morrison's formula)."""
+        """Return the solution with another example (Sherman and Morrison's formula)."""
         spread = self._spread(features)
         scale = 1.0 / (1.0 / weight + _dot(features, spread))
         step = scale * (value - self.predict(features))
@@ -98,7 +98,7 @@ class Ridge:
         return _dot(features, self.coefficients)
 
     def width(self, features: Sequence[float]) -> float:
-        """Return how little is known here: the root of `x' inverse x`."""
+        """Return the standard width of a prediction: the root of `x' inverse x`."""
         return math.sqrt(max(0.0, _dot(features, self._spread(features))))
 
     def _spread(self, features: Sequence[float]) -> tuple[float, ...]:
@@ -111,7 +111,7 @@ def _dot(left: Sequence[float], right: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """Accepted tokens, rounds with a rejection, and rounds of a drafter in one example."""
+    """Accepted tokens, rounds with a rejection, and rounds of a drafter in an example."""
 
     accepted: float = 0.0
     rejected: float = 0.0
@@ -147,7 +147,7 @@ _NOTHING: Final[LinearMemory] = {}, {}
 
 @dataclass(frozen=True, slots=True)
 class LinearState:
-    """State of one request.
+    """State of a request.
 
     Args:
         hedge: State of the later selection, which learns from the first round on.
@@ -173,7 +173,7 @@ class LinearSelection(PromptReader[LinearState]):
     Of every drafter, a ridge regression predicts the logit of its acceptance from a constant and
     features of the prompt. `bonus` standard widths are added, so that what is unknown is tried. The
     drafter whose best window has the largest predicted tokens per second begins. Every few rounds
-    of a request give the regression one example, handed on to later requests; nothing is profiled
+    of a request give the regression an example, which later requests use too. Nothing is profiled
     beforehand.
 
     Args:
@@ -287,7 +287,7 @@ class LinearSelection(PromptReader[LinearState]):
 
 
 def _with_example(ridge: Ridge, features: Sequence[float], count: DraftCounts) -> Ridge:
-    """Return the regression with one more example, if the count is full."""
+    """Return the regression with another example, if the count is full."""
     if count.rounds < _STRETCH:
         return ridge
     # Half a token of either kind keeps the logit of a clean sweep finite, as Haldane and

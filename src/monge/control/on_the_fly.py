@@ -1,4 +1,4 @@
-"""The window of largest predicted speed, for one acceptance rate that is estimated on the fly."""
+"""The window of largest predicted speed, for an acceptance rate that is estimated on the fly."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from monge.core.verdict import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """State of one request.
+    """State of a request.
 
     Args:
         latency: Measured times.
@@ -33,8 +33,8 @@ class History:
 class OnTheFly(SoloController[History]):
     """The window that maximises expected tokens per second, from the last rounds' acceptance and measured latency.
 
-    Acceptance is one number `Acc` for all depths, the maximum-likelihood estimate of a geometric
-    law that is censored at the window: accepted tokens / (accepted tokens + rounds with a
+    Acceptance is a single number `Acc` for all depths, the maximum-likelihood estimate of a
+    geometric law that is censored at the window: accepted tokens / (accepted tokens + rounds with a
     rejection), with `prior` as earlier evidence. The window maximises `(1 - Acc^(w+1)) / ((1 - Acc)
     * seconds(w))` over 0 .. `max_window`. Window 0 is plain decoding, during which nothing is
     learnt: every `probe_tokens` tokens, and before that with probability `probe_prob` a round, a
@@ -105,7 +105,7 @@ def censored_acceptance(
     Args:
         rounds: Windows and accepted tokens.
         prior: Accepted and rejected tokens taken as seen before.
-        largest: Largest value returned, and the value where nothing is known.
+        largest: Largest value returned, and the value without data.
     """
     accepted = prior[0] + sum(count for _, count in rounds)
     rejected = prior[1] + sum(count < window for window, count in rounds)

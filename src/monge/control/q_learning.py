@@ -32,7 +32,7 @@ class QTable:
 
 @dataclass(frozen=True, slots=True)
 class QState:
-    """State of one request: the situation, the window chosen in it, and the agent."""
+    """State of a request: the situation, the window chosen in it, and the agent."""
 
     latency: Latency
     situation: Situation

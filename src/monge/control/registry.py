@@ -9,7 +9,7 @@ from monge.core.registry import Registry
 DEPTH_CONTROLLERS: Final[Registry[AnyController]] = Registry(
     "controller", PARTS["depth controller"]
 )
-"""Controllers that plan windows; those that choose drafters take one of these as `inner`."""
+"""Controllers that plan windows; controllers that choose drafters take such a controller as `inner`."""
 
 CONTROLLERS: Final[Registry[AnyController]] = Registry(
     "controller", PARTS["controller"], group="monge.controllers"

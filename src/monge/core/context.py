@@ -10,13 +10,13 @@ from monge.core.sampling_rules import SamplingRules
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The committed text of one request.
+    """The committed text of a request.
 
     Args:
         request_id: Names the request for models that keep a cache for it.
         token_ids: Prompt and committed tokens.
         num_prompt_tokens: Number of prompt tokens.
-        rules: The sampling rules of the request, so that a drafter can use the same ones.
+        rules: The sampling rules of the request, so that a drafter can apply them too.
     """
 
     request_id: int
@@ -31,15 +31,15 @@ class Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPlan:
-    """Limits of the tree of one round, chosen before anything is drawn.
+    """Limits of a round's tree, chosen before anything is drawn.
 
     Args:
         max_depth: Deepest node; 0 means no speculation; `None` leaves it to the builder.
         max_nodes: Drafted nodes, the root not counted; `None` leaves it to the builder.
         drafter: Drafter of a pool that drafts; `None` leaves it to the pool. Other drafters ignore
             it.
-        model_free_depth: Deepest node of the model-free drafters of a pool, where none is named;
-            `None` for `max_depth`.
+        model_free_depth: Deepest node of the model-free drafters of a pool, if the plan names no
+            drafter; `None` for `max_depth`.
     """
 
     max_depth: int | None = None
@@ -75,7 +75,7 @@ class DraftPlan:
     def reaching(self, num_tokens: int, max_length: int | None) -> "DraftPlan":
         """Return this plan, no deeper than a drafter of bounded context can draft.
 
-        The deepest candidates are not read, so they may lie one token beyond the context.
+        The deepest candidates are not read, so they may lie a token beyond the context.
 
         Args:
             num_tokens: Committed tokens.

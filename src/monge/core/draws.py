@@ -45,7 +45,7 @@ def num_drawn(draws: Draws) -> int | None:
 
 
 class PeekableDraws(Draws, Protocol):
-    """Draws of one uniform each that can be peeked, as batched versions need."""
+    """Draws of a uniform each that can be peeked, as batched versions need."""
 
     def peek(self, count: int) -> list[float]:
         """Return the next `count` uniforms without consuming them."""
@@ -92,7 +92,7 @@ class _UniformDraws:
 
 
 class SeededDraws(_UniformDraws):
-    """Draws of one request in production: stream `row` of a seed, used by no other request.
+    """Draws of a request in production: stream `row` of a seed, which no other request uses.
 
     Args:
         seed: Equal seeds and rows give equal draws, whatever other requests do.
@@ -108,7 +108,7 @@ class SeededDraws(_UniformDraws):
 
 
 class TapeDraws(_UniformDraws):
-    """Replays pre-drawn uniforms in call order, to compare a fast version with the plain one.
+    """Replays pre-drawn uniforms in call order, to compare a fast version with the plain version.
 
     Raises:
         MongeError: When the tape is exhausted.
@@ -119,7 +119,7 @@ class TapeDraws(_UniformDraws):
 
 
 def check_seed(seed: int, row: int = 0) -> None:
-    """Raise `OptionError` unless the seed is a whole number in -2^63 .. 2^64 - 1, and the row one in 0 .. 2^64 - 1."""
+    """Raise `OptionError` unless the seed is a whole number in -2^63 .. 2^64 - 1, and the row in 0 .. 2^64 - 1."""
     if not is_of(seed, int) or not _FIRST_SEED <= seed < _WORD:
         raise OptionError(
             f"seed must be a whole number of at least -2^63 and less than 2^64; got {seed!r}"
@@ -167,11 +167,11 @@ def _taped(uniforms: tuple[float, ...]) -> Iterator[float]:
 
 
 class ClockDraws(ABC):
-    """A source of randomness with clocks, and with numbers of their own for controllers.
+    """A random source with clocks, and with separate numbers for controllers.
 
-    Clock `(depth, draft, token)` is an exponential variable of mean one, independent of all others
-    and of every draw. Depth counts from the last committed token, so what is read at a place of the
-    text does not depend on how rounds were cut.
+    Clock `(depth, draft, token)` is an exponential variable of mean 1, independent of all other
+    clocks and of every draw. Depth counts from the last committed token, so the clocks at a
+    position of the text do not depend on how rounds were cut.
     """
 
     @abstractmethod
@@ -191,7 +191,7 @@ class ClockDraws(ABC):
 
 
 class RequestDraws(SeededDraws, ClockDraws):
-    """`SeededDraws` of one request, with clocks and numbers for plans under the same seed and row."""
+    """`SeededDraws` of a request, with clocks and numbers for plans under the same seed and row."""
 
     def __init__(self, seed: int, row: int = 0) -> None:
         super().__init__(seed, row)

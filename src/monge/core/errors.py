@@ -17,7 +17,7 @@ class LawError(MongeError, ValueError):
 
 
 class RequestError(MongeError):
-    """An error of one request alone; the requests that share its rounds are not affected."""
+    """An error of a single request; requests that share its rounds are not affected."""
 
 
 class NonFiniteLogitsError(RequestError, LawError):
@@ -25,7 +25,7 @@ class NonFiniteLogitsError(RequestError, LawError):
 
 
 class ProcessorError(RequestError):
-    """A logits processor of the request raised; its own error is the cause of this one."""
+    """A logits processor of the request raised; that exception is the `__cause__` of this error."""
 
 
 class GrammarError(RequestError, ValueError):
@@ -33,11 +33,11 @@ class GrammarError(RequestError, ValueError):
 
 
 class ProposalMismatchError(MongeError, ValueError):
-    """A verifier was given candidates drawn in a way for which it is not exact."""
+    """The candidates were drawn in a way for which the verifier is not exact."""
 
 
 class VocabularyMismatchError(MongeError, ValueError):
-    """Target and draft model do not share one vocabulary."""
+    """Target and draft model have different vocabularies."""
 
 
 class ContextLengthError(MongeError, ValueError):
@@ -45,11 +45,11 @@ class ContextLengthError(MongeError, ValueError):
 
 
 class UnsupportedModelError(MongeError, ValueError):
-    """A model whose architecture cannot be decoded in the way that was asked for."""
+    """A model whose architecture cannot be decoded as requested."""
 
 
 class BackendError(MongeError, RuntimeError):
-    """A network that cannot run in the way that was asked for, on this machine or at all."""
+    """A network that cannot run as requested, on this machine or at all."""
 
 
 class DrafterError(MongeError, RuntimeError):
@@ -61,7 +61,7 @@ class ModelLoadError(MongeError, OSError):
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> OptionError:
-    """Error for a name that is not registered, with the nearest valid one."""
+    """Error for a name that is not registered, with the nearest valid name."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."

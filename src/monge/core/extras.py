@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 from monge.core.errors import OptionError
 
 INSTALL: Final = 'pip install ".[{extra}]" in a checkout of monge'
-"""How an extra is installed. No package index has the library, and one may have another of its name."""
+"""How an extra is installed. No package index has this library; a package of the same name may be another library."""
 
 
 def require(extra: str, feature: str, *packages: str, otherwise: str = "") -> None:

@@ -9,7 +9,7 @@ def write_text(path: Path, text: str, what: str) -> Path:
     """Write a UTF-8 file, with the folders above it, and return its path.
 
     Args:
-        path: The file; one of that name is replaced.
+        path: The file; an existing file is replaced.
         text: Its contents.
         what: Its name in the error: "the page".
 

@@ -21,11 +21,12 @@ _FORMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A set of texts; a completion is one of them. Made by the class methods.
+    """A set of texts, to which every completion belongs. The class methods make it.
 
     The text is drawn token by token from the target's law, restricted to the tokens with which a
-    text of the grammar can go on, and renormalised. Where one text alone can follow, it comes in
-    the tokens of the tokenizer. End-of-text tokens are allowed exactly where the grammar may end.
+    text of the grammar can go on, and renormalised. Where only a single text can follow, it comes
+    in the tokens of the tokenizer. End-of-text tokens are allowed exactly where the grammar may
+    end.
 
     Args:
         kind: The form of `text`.
@@ -79,10 +80,10 @@ class Grammar:
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> "Grammar":
-        """One of some texts.
+        """Exactly the listed texts.
 
         Raises:
-            OptionError: If there is none, or one is no text.
+            OptionError: If the list is empty, or an item is not a string.
         """
         listed = () if isinstance(texts, str) else tuple(texts)
         if not listed or not is_of(listed, tuple[str, ...]):

@@ -1,8 +1,8 @@
 """Probability laws of the next token.
 
 In maths p is the target law and q the draft law. A law is either *sparse* (the tokens of its
-support and their masses) or *dense* (one mass per token of the vocabulary, zeros allowed); both
-answer the same questions, so verifiers do not ask which.
+support and their masses) or *dense* (a mass per token of the vocabulary, zeros allowed). Both have
+the same interface, so verifiers do not depend on the form.
 """
 
 import math
@@ -21,7 +21,7 @@ from monge.core.errors import LawError
 Made = TypeVar("Made")
 
 MASS_TOLERANCE: Final = 1e-9
-"""Largest distance of the sum of a law's masses from one.
+"""Largest distance of the sum of a law's masses from 1.
 
 Rounding of a float64 softmax over 256k tokens stays below 1e-12; anything larger is a law that was
 never normalised. The total variation that it can hide is at most half of this number.
@@ -38,7 +38,7 @@ class Law(ABC):
 
     @abstractmethod
     def prob(self, token_id: int) -> float:
-        """Mass of one token (0 outside the support)."""
+        """Mass of a token (0 outside the support)."""
 
     @abstractmethod
     def at(self, token_ids: Int64[Tensor, " support"]) -> Float64[Tensor, " support"]:
@@ -46,7 +46,7 @@ class Law(ABC):
 
     @abstractmethod
     def quantile(self, position: float) -> int:
-        """Token whose cumulative interval covers `position` in [0, 1); never one of mass zero."""
+        """Token whose cumulative interval covers `position` in [0, 1); never a token of mass zero."""
 
     @abstractmethod
     def sparse(self) -> "SparseLaw":
@@ -71,7 +71,7 @@ class Law(ABC):
 
 @runtime_checkable
 class LawSequence(Protocol):
-    """Laws by node. They may be made on demand, so looking at one has a price."""
+    """Laws by node. A law may be computed when it is read, so reading it may take time."""
 
     def __len__(self) -> int: ...
 
@@ -84,11 +84,11 @@ class SparseLaw(Law):
 
     Args:
         token_ids: Increasing token ids, `[support]`.
-        probs: Their masses, float64, positive, summing to one, `[support]`.
+        probs: Their masses, float64, positive, summing to 1, `[support]`.
 
     Raises:
         LawError: If the shapes differ, ids are not increasing, a mass is not positive, or the sum
-            is not one.
+            is not 1.
     """
 
     token_ids: Int64[Tensor, " support"]
@@ -152,7 +152,7 @@ class PointLaw(SparseLaw):
     """The point mass at a token that the host knows, so that greedy nodes do not wait for a device.
 
     Args:
-        token_id: The token, the only one of `token_ids`.
+        token_id: The token, the only entry of `token_ids`.
     """
 
     token_id: int
@@ -166,13 +166,13 @@ class PointLaw(SparseLaw):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseLaw(Law):
-    """A law given by one mass per token of the vocabulary.
+    """A law given by a mass per token of the vocabulary.
 
     Args:
-        probs: Masses, float64, non-negative, summing to one, `[vocab]`.
+        probs: Masses, float64, non-negative, summing to 1, `[vocab]`.
 
     Raises:
-        LawError: If a mass is negative or NaN, or the sum is not one.
+        LawError: If a mass is negative or NaN, or the sum is not 1.
     """
 
     probs: Float64[Tensor, " vocab"]
@@ -269,7 +269,7 @@ def places_of(mask: Bool[Tensor, " size"]) -> Int64[Tensor, " places"]:
 
 @lru_cache(maxsize=8192)
 def one_hot(token_id: int, device: torch.device | None = None) -> PointLaw:
-    """The point mass at one token; cached, because greedy decoding needs the same few often."""
+    """The point mass at a token. Cached, because greedy decoding often needs the same few tokens."""
     token_ids = torch.tensor([token_id]).to(device, non_blocking=True)
     probs = torch.ones(1, dtype=torch.float64, device=device)
     return _unchecked(PointLaw, token_ids=token_ids, probs=probs, token_id=token_id)
@@ -277,7 +277,7 @@ def one_hot(token_id: int, device: torch.device | None = None) -> PointLaw:
 
 @lru_cache(maxsize=16)
 def every_token(vocab_size: int, device: torch.device) -> Int64[Tensor, " vocab"]:
-    """The tokens of a law without zeros: one object a vocabulary, so that laws over it compare quickly."""
+    """The tokens of a law without zeros: a single object per vocabulary, so that laws over it compare quickly."""
     return torch.arange(vocab_size, device=device)
 
 

@@ -1,10 +1,10 @@
-"""Laws whose masses are computed where they are asked: the excess of a law over another one, and laws of scores.
+"""Laws whose masses are computed when they are read: the excess of a law over another law, and laws of scores.
 
-With scores s at temperature T, `p(x) = exp((s(x) - max s) / T) / Z`. A verifier asks for a few
-masses, for the sum of what p has above a draft law, and for a draw. Machine code of a backend, where
-there is one, computes these; a row of masses in float64 is written for those alone who read it. Its
-masses agree with those of a softmax in float64 up to a relative error of 1e-12, so a uniform within
-it of a threshold may decide otherwise.
+With scores s at temperature T, `p(x) = exp((s(x) - max s) / T) / Z`. A verifier reads a few masses,
+the sum of what p has above a draft law, and a draw. A backend's machine code computes these, if the
+backend has it. A row of masses in float64 is written only when it is read. Its masses agree with
+those of a softmax in float64 up to a relative error of 1e-12, so a uniform that close to a
+threshold may decide otherwise.
 
 p = target law, q = draft law.
 """
@@ -32,7 +32,7 @@ _MASSES: Final = {torch.float64: 2, torch.float32: 3}
 _SMALLEST: Final = -708.0
 """Exponent below which a mass is 0: e to it is about the smallest normal number."""
 _LEAST: Final = 1 << 12
-"""Vocabulary below which a row of masses is written in less time than it takes to ask for a few."""
+"""Vocabulary below which computing a row of masses takes less time than computing a few masses."""
 _WIDEST: Final = 10**6
 """Largest temperature that the machine code takes; its inverse is the smallest."""
 
@@ -80,7 +80,7 @@ def can_score(scores: Float[Tensor, "... vocab"], temperature: float | int) -> b
 
 
 def stable_order(numbers: Float64[np.ndarray, " count"]) -> Int64[np.ndarray, " count"]:
-    """Return the places of numbers of at least 0 in increasing order, equal ones in their own."""
+    """Return the indices that sort numbers of at least 0; equal numbers keep their order."""
     if _KERNELS and numbers.size >= _LEAST:
         order = np.empty(numbers.size, dtype=np.int64)
         _KERNELS["order"](numbers.ctypes.data, numbers.size, order.ctypes.data)
@@ -106,7 +106,7 @@ class LazyLaw(DenseLaw):
     Args:
         terms: What the machine code reads.
         sums: Sums of its masses over blocks of tokens.
-        origin: The law p, where it is not this one.
+        origin: The law p, if it is not this law.
         total: Its mass, before it is normalised.
     """
 
@@ -152,7 +152,7 @@ class LazyLaw(DenseLaw):
 
 
 class ScoredLaw(LazyLaw):
-    """The law of one row of scores at a temperature; the scores must stay as they are."""
+    """The law of a row of scores at a temperature; the scores must not change."""
 
     __slots__ = ("_scores", "_tops")
 
@@ -198,7 +198,7 @@ class ScoredLaw(LazyLaw):
 
 
 class RowLaw(LazyLaw):
-    """The law of one row of masses, which must stay as they are, over its sum."""
+    """The law of a row of masses, divided by their sum; the masses must not change."""
 
     __slots__ = ("_masses",)
 
@@ -238,7 +238,7 @@ def excess_of(scale: float | int, p: LazyLaw, q: Law) -> LazyLaw:
     """Return `(scale p - q)_+`, which is no law where its `total` is 0.
 
     Raises:
-        LawError: If the laws are not over one vocabulary.
+        LawError: If the laws have different vocabularies.
     """
     vocab, others = p.terms.vocab, _numbers_of(q)
     size = others.count if isinstance(q, DenseLaw) else int(q.sparse().token_ids[-1]) + 1

@@ -1,4 +1,4 @@
-"""Levels of trees that are drawn as tensors, without asking the host in between.
+"""Levels of trees that are drawn as tensors, without a wait of the host in between.
 
 Draws are functions of uniforms, so these are the draws of the objects: `Proposal.draw` with the same
 numbers gives the same tokens as `Proposal.draw_rows`, up to rounding of running sums.
@@ -22,12 +22,12 @@ from monge.core.sampling_rules import SamplingRules, probs_under
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelShape:
-    """Trees whose nodes of one depth all have the same number of children.
+    """Trees in which all nodes of a depth have the same number of children.
 
     Args:
         widths: Children of every node, from the root downwards.
-        kind: How children are drawn. Where tokens may repeat, levels wider than one are drawn by the
-            objects, since a repeated token is one node.
+        kind: How children are drawn. Where tokens may repeat, the objects draw levels of several
+            children per node, since a repeated token is a single node.
     """
 
     widths: tuple[int, ...]
@@ -69,10 +69,10 @@ A token is -1 where a law is not finite or has too few tokens; the tokens below 
 
 
 class RootDraws(NamedTuple):
-    """Uniforms and sampling rules of the tree of one request.
+    """Uniforms and sampling rules of a request's tree.
 
     Attributes:
-        uniforms: One a node, level by level; not read at temperature 0.
+        uniforms: A uniform per node, level by level; not read at temperature 0.
         rules: How logits become draft laws.
     """
 
@@ -158,7 +158,7 @@ def draw_levels(given: LevelDraws, read: ReadLevel) -> DrawnLevels:
 
 
 class DrawnTrees:
-    """Trees that a device draws, by request. Their tokens are on the way to the host, which waits for them at the first look.
+    """Trees that a device draws, by request. The host waits for their tokens when they are first read.
 
     Args:
         requests: The requests, row by row.

@@ -1,7 +1,7 @@
 """Derived rates, each defined once, from the records of one or many requests.
 
-A round commits its accepted draft tokens and one `next_token`; `num_accepted` excludes the latter.
-Tokens behind a stop string count as accepted, because the verifier accepted them, but not as
+A round commits its accepted draft tokens and a `next_token`; `num_accepted` excludes the latter.
+Tokens after a stop string count as accepted, because the verifier accepted them, but not as
 generated.
 """
 

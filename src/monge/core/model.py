@@ -18,12 +18,12 @@ Forward = Callable[..., tuple[Tensor, ...]]
 
 @dataclass(frozen=True, slots=True)
 class NodeBlock:
-    """New nodes of one sequence, to be read in one forward.
+    """New nodes of a sequence, to be read in one forward.
 
     Args:
         tokens: Their tokens, or the tree of which they are all nodes, where a device still draws it.
         parents: For every new node, the index of its parent among the sequence's uncommitted nodes
-            (those of earlier blocks and of this one, in reading order); -1 for the last committed
+            (those of earlier blocks and of this block, in reading order); -1 for the last committed
             token.
     """
 
@@ -41,7 +41,7 @@ class NodeBlock:
 
     @classmethod
     def chain(cls, token_ids: Sequence[int], after: int = -1) -> "NodeBlock":
-        """A run of tokens, each the child of the one before; `after` is the first one's parent."""
+        """A run of tokens, each the child of the token before it; `after` is the first token's parent."""
         first = after + 1
         return cls(tuple(token_ids), (after, *range(first, first + len(token_ids) - 1)))
 
@@ -52,7 +52,7 @@ class NodeBlock:
 
 @runtime_checkable
 class SequenceModel(Protocol):
-    """A causal network with one cache row per sequence; target and draft model alike.
+    """A causal network with a cache row per sequence; target and draft model alike.
 
     A sequence has committed tokens, which stay in the cache, and uncommitted nodes, which `commit`
     keeps or drops.
@@ -104,18 +104,18 @@ class SequenceModel(Protocol):
         ...
 
     def close(self, sequence: int) -> None:
-        """Forget a sequence and give back its room."""
+        """Drop a sequence and free its memory."""
 
 
 def dtype_of(model: SequenceModel) -> torch.dtype | None:
-    """Type of a network's weights and activations, if it tells it as its `dtype`."""
+    """Type of a network's weights and activations, if the network has a `dtype`."""
     return getattr(model, "dtype", None)
 
 
 def draft_length(model: SequenceModel) -> int | None:
     """Longest text in which read tokens can be taken back, if bounded.
 
-    A model that reads longer texts, but only token by token, tells the bound as its `draft_length`.
+    A model that reads longer texts, but only token by token, has the bound as its `draft_length`.
     """
     bound: int | None = getattr(model, "draft_length", None)
     return model.max_length if bound is None else bound
@@ -123,12 +123,12 @@ def draft_length(model: SequenceModel) -> int | None:
 
 @runtime_checkable
 class WatchedStates(Protocol):
-    """Hidden states of committed tokens that one head asked for; forgotten with this object."""
+    """Hidden states of committed tokens that a head reads; freed with this object."""
 
     def take(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
         """Return the hidden states, side by side, of the tokens committed since the last call, or `None`.
 
-        If only the last one is kept, every call returns it.
+        If only the last state is kept, every call returns it.
         """
         ...
 
@@ -159,14 +159,14 @@ class CachedStep(nn.Module, ABC):
         masks: Sequence[Bool[Tensor, "batch one nodes seq"]],
         kept: Sequence[Float[Tensor, "batch _ capacity _"]],
     ) -> tuple[Float[Tensor, "batch nodes hidden"], Float[Tensor, "some vocab"]]:
-        """Return the next states, and the logits of some of them.
+        """Return the next states, and the logits of the selected states.
 
         Args:
             token_ids: Tokens of the nodes.
             states: States beside them.
             places: Positions and cache columns, `[batch, nodes]`, and the nodes that get logits, as
                 indices of `[batch * nodes]`.
-            masks: Columns that every node sees, one for each of `windows`.
+            masks: Columns that every node sees, a mask for each of `windows`.
             kept: Keys and values, changed in place.
         """
 
@@ -210,7 +210,7 @@ class HeadModel(Protocol):
         """Drop the uncommitted nodes of a sequence."""
 
     def close(self, sequence: int) -> None:
-        """Forget a sequence and give back its room."""
+        """Drop a sequence and free its memory."""
 
 
 @runtime_checkable
@@ -219,8 +219,8 @@ class FeatureModel(SequenceModel, Protocol):
 
     Its backend runs small modules beside it, such as the steps of a head.
 
-    Hidden states are numbered as the host numbers them: 0 is the embedding's output, i the output
-    of layer i, and the last one, `num_layers`, is what the output layer reads, after the final
+    Hidden states are numbered as `transformers` numbers them: 0 is the embedding's output, i the
+    output of layer i. The last state, `num_layers`, is what the output layer reads, after the final
     norm.
     """
 
@@ -260,8 +260,8 @@ class FeatureModel(SequenceModel, Protocol):
         """Return a program of the backend for a module, or the module itself with a warning.
 
         Args:
-            module: In evaluation mode; takes matrices with one row a node, and gives a tuple of
-                such.
+            module: In evaluation mode; takes matrices with a row per node, and returns a tuple of
+                such matrices.
             like: Inputs of the widths and types that will come; the number of rows is free.
         """
         ...
@@ -310,7 +310,8 @@ class LevelModel(SequenceModel, Protocol):
     ) -> DrawnTrees:
         """Draw trees below the last committed tokens, and read all levels but the last.
 
-        Whether it raises must not depend on what it draws: the text then goes on with the same uniforms.
+        Whether it raises must not depend on what it draws, since the same uniforms then serve the
+        rest of the text.
 
         Args:
             logits: Logits at the roots, by sequence.

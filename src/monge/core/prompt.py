@@ -10,8 +10,8 @@ class PromptProfile:
     Args:
         token_ids: Its tokens.
         text: Its text; `None` where there is no tokenizer.
-        surprisal: Mean of -log p over its last tokens under the target, in nats; `None` where the
-            target was not asked.
+        surprisal: Mean of -log p over its last tokens under the target, in nats; `None` if the
+            target did not read the prompt.
         entropy: Mean entropy of the target's laws of these tokens, in nats; likewise.
     """
 

@@ -1,7 +1,7 @@
 """Proposals: a draft law together with the way in which the children of a node are drawn from it.
 
 A rejection or transport rule is exact only for children that really follow the declared proposal,
-so the declaration and the drawing live in one class: `Proposal.draw` draws the children of a node,
+so the same class declares and draws: `Proposal.draw` draws the children of a node,
 `Proposal.draw_rows` those of many nodes on a device, and no other code draws a child.
 """
 
@@ -40,7 +40,7 @@ class Proposal(ABC):
 
         Args:
             probs: Their laws.
-            positions: Uniforms, one a draw, in the order in which `draw` takes them.
+            positions: A uniform per draw, in the order in which `draw` takes them.
 
         Returns:
             Tokens; -1 where a law is not finite, or has no token left.
@@ -91,7 +91,7 @@ class Iid(Proposal):
 
 @dataclass(frozen=True, slots=True)
 class PathDraws(Iid):
-    """`width` independent draws from `law`, one for each of the independent paths that pass the node; at the root, all of them.
+    """`width` independent draws from `law`: a draw for each independent path that passes the node; at the root, for all paths.
 
     The subclass adds a promise about the whole tree, for rules that look at whole paths: every path
     that passes a node with children goes on below it, so whether a node has children depends on the
@@ -101,7 +101,7 @@ class PathDraws(Iid):
 
 @dataclass(frozen=True, slots=True)
 class Independent(Proposal):
-    """One draw from each of `laws`, in their order, independent of each other; repeats are kept.
+    """A draw from each of `laws`, in their order, independent of each other; repeats are kept.
 
     The laws may come from different draft models, or from one model at different temperatures.
     Unlike i.i.d. draws they are not exchangeable: which candidate came from which law is part of

@@ -1,4 +1,4 @@
-"""The ways in which candidates can be drawn, in one list."""
+"""The list of the ways in which candidates can be drawn."""
 
 from typing import Final
 

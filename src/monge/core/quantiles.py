@@ -22,7 +22,7 @@ def independent(
         positions: Uniforms.
 
     Returns:
-        Tokens, never one of mass zero; -1 where a law is NaN or a position is at least 1.
+        Tokens, never a token of mass zero; -1 where a law is NaN or a position is at least 1.
     """
     if not probs.is_cpu and probs.shape[1] >= _LARGE:
         return in_blocks(probs, positions)
@@ -35,10 +35,10 @@ def independent(
 def in_blocks(
     probs: Float64[Tensor, "nodes vocab"], positions: Float64[Tensor, "nodes width"]
 ) -> Int64[Tensor, "nodes width"]:
-    """`independent` by sums of blocks, and running sums within one of them.
+    """`independent` by sums of blocks, and running sums within a block.
 
-    A device adds up a large vocabulary one number after another. Rounding differs, so a position
-    within it of a boundary may give the token beside it.
+    A device adds up a large vocabulary number by number. Rounding differs, so a position that close
+    to a boundary may give the neighbouring token.
     """
     blocks = pad(probs, (0, -probs.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
     sums = blocks.sum(2).cumsum(1)

@@ -1,4 +1,4 @@
-"""Named parts: each room has one table from names to classes, which installed packages can extend."""
+"""Named parts: each kind of part has a table from names to classes, which installed packages can extend."""
 
 import ast
 import dataclasses
@@ -90,7 +90,7 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         return parts
 
     def is_built_in(self, name: str) -> bool:
-        """Return whether a part is this library's, and not one of an installed package."""
+        """Return whether a part belongs to this library, and not to an installed package."""
         return name in self._parts
 
     def name_of(self, part: Part) -> str:
@@ -203,8 +203,8 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         """Build a part.
 
         Raises:
-            OptionError: If a setting is unknown (the nearest valid one is named), has the wrong
-                type, or is refused.
+            OptionError: If a setting is unknown (the message names the nearest valid setting), has
+                the wrong type, or is refused.
         """
         checked = self._checked(name, settings, self.options(name))
         try:

@@ -1,4 +1,4 @@
-"""Sampling rules, and the one function that makes laws of logits, for target and drafter alike."""
+"""Sampling rules, and the function that turns logits into laws, for target and drafter alike."""
 
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -32,10 +32,10 @@ class SamplingRules:
     """Rules that turn logits into a law; the same rules mean the same law for target and drafter.
 
     Applied in the order of `transformers`: temperature, top-k, top-p, min-p, each on the
-    renormalised law of the one before. Rules order tokens by their logits, from the largest on, and
-    equal ones by their ids, from the lowest on. The order is that of the logits as they are given:
-    where masses are equal by rounding, or 0, it is still defined. Where a rule is in force, tokens of
-    less than 1e-300 times the largest mass are left out, too.
+    renormalised law that the rule before it leaves. Rules order tokens by decreasing logit, and
+    tokens of equal logits by increasing id. They compare the logits as given, so the order is
+    defined even where masses are 0, or equal by rounding. If a rule is in force, tokens of less
+    than 1e-300 times the largest mass are left out, too.
 
     Args:
         temperature: 0 gives the point mass at the largest logit (lowest id first among equals).
@@ -104,11 +104,11 @@ def launched(function: Recordable, inputs: Sequence[Tensor]) -> Tensor:
 
 
 class StackedLaws(LawSequence, Protocol):
-    """Laws by node of one request's logits, which may also be read together."""
+    """Laws by node of a request's logits, which may also be read together."""
 
     @property
     def is_stacked(self) -> bool:
-        """True where it pays to read them together; else they are made one by one."""
+        """True if it pays to read the laws together; otherwise they are computed node by node."""
         ...
 
     @property
@@ -184,9 +184,9 @@ def probs_from_logits(
 ) -> Float64[Tensor, "batch nodes vocab"]:
     """Return the laws of sampling rules, as `SamplingRules` defines them.
 
-    The rules are applied in the order of the arguments, each to the renormalised law of the one
-    before. A rule that is `None` is not computed; for single requests without it, give a `top_k` of
-    the size of the vocabulary, a `top_p` of 1 and a `min_p` of 0.
+    The rules are applied in the order of the arguments, each to the renormalised law that the rule
+    before it leaves. A rule that is `None` is not computed; for single requests without it, give a
+    `top_k` of the size of the vocabulary, a `top_p` of 1 and a `min_p` of 0.
 
     Args:
         logits: Logits in any float type.
@@ -317,7 +317,7 @@ def probs_by_numbers(
 
 
 def _largest(logits: Float[Tensor, "nodes vocab"]) -> list[tuple[float, int]]:
-    """The largest logit of every row, NaN where there is one, and the first place where it stands."""
+    """The largest logit of every row (NaN if the row has a NaN), and its first index."""
     # Numpy takes a tenth of the time, and greedy rounds ask at every node.
     if logits.is_cpu and logits.dtype == torch.float32:
         rows = logits.detach().numpy()
@@ -345,7 +345,7 @@ def _scores(
     temperature: float | int | Tensor,
     largest: float | None = None,
 ) -> Float64[Tensor, "... vocab"]:
-    """Return logits at a temperature above 0; `largest` is the largest of one row, where it is known."""
+    """Return logits at a temperature above 0; `largest` is the row's largest logit, if it is known."""
     if isinstance(temperature, float | int) and temperature == 1:
         return logits.double()
     # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
@@ -361,7 +361,7 @@ def _kept(logits: Float[Tensor, " vocab"], law: ScoredLaw, rules: SamplingRules)
 def _truncated(
     logits: Float[Tensor, " vocab"], rules: SamplingRules, largest: float | None = None
 ) -> SparseLaw:
-    """Return the law on its support; every rule looks only at what the one before it leaves."""
+    """Return the law on its support; every rule reads only what the rule before it leaves."""
     token_ids, vocab = None, logits.numel()
     if rules.top_k is not None:
         is_kept = logits >= logits.topk(rules.top_k).values[-1]

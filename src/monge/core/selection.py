@@ -32,7 +32,7 @@ class CounterfactualDraft:
         position: Tokens of the text before the round.
         num_nodes: Nodes that it would have drafted.
         factors: Along the text that followed, by depth: 1 where the token was proposed, 0 at the
-            first that was not (the last entry then); for one candidate drawn from a law q, `min(1,
+            first that was not (the last entry then); for a candidate drawn from a law q, `min(1,
             q(x)/p(x))`.
     """
 

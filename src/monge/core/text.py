@@ -11,7 +11,7 @@ def token_ids_of(
 ) -> tuple[int, ...]:
     """Return the tokens of a text, as the tokenizer gives them under `input_ids`.
 
-    A text that begins with BOS, as texts of chat templates do, does not get a second one.
+    A text that begins with BOS, as texts of chat templates do, does not get a second BOS.
 
     Raises:
         OptionError: If it holds half of a pair of surrogates, which is no character; `where` is the

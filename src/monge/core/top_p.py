@@ -32,7 +32,8 @@ def most_probable(
     Args:
         probs: Laws in float64, `[..., vocab]`.
         scores: Scores of the tokens, by which they are ordered, `[..., vocab]`. Masses may be equal
-            where scores are not. A token of mass 0 may have any score below those of the others.
+            where scores are not. A token of mass 0 may have any score below those of the other
+            tokens.
         top_p: Numbers in (0, 1], `[..., 1]` or a shape that broadcasts to it.
     """
     # Tensors without data are of another type.
@@ -55,7 +56,7 @@ def most_probable(
 def most_probable_ids(
     probs: Float64[Tensor, " vocab"], scores: Float[Tensor, " vocab"], top_p: float
 ) -> Int64[Tensor, " support"]:
-    """Return the tokens of one law that top-p keeps, in increasing order; the host waits."""
+    """Return the tokens of a law that top-p keeps, in increasing order; the host waits."""
     if probs.is_cpu:
         return torch.from_numpy(_selected(probs.detach().numpy(), _readable(scores), top_p))
     return places_of(most_probable(probs, scores, probs.new_full((1,), top_p)))
@@ -85,7 +86,7 @@ def _selected(
 def _places(
     masses: NDArray[np.float64], scores: NDArray[np.floating], top_p: float
 ) -> NDArray[np.int64]:
-    """Return what a full sort keeps, although only tokens near the last one that stays are sorted.
+    """Return what a full sort keeps, although only tokens near the last kept token are sorted.
 
     Where the rounding of a sum in another order could decide, all tokens are sorted.
     """
@@ -120,7 +121,7 @@ def _ordered(
 
 
 def _interval(masses: NDArray[np.float64], top_p: float) -> tuple[float, float]:
-    """Return the ends of an interval of masses, within rounding of which the last one that stays is.
+    """Return the ends of an interval of masses that contains the last kept mass, up to rounding.
 
     The interval holds few or equal masses; it is unbounded where rounding could decide.
     """

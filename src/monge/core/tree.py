@@ -1,7 +1,7 @@
 """Token trees, proposed by a drafter and scored in one forward of the target.
 
 Node 0 is the last committed token; parents come before their children. A tree is a few dozen small
-integers that are walked one by one, so it holds tuples; tensors are made once, by the model that
+integers that are walked node by node, so it holds tuples; tensors are made once, by the model that
 reads it.
 """
 
@@ -25,7 +25,7 @@ class TokenTree:
         token_ids: Token of every node; node 0 is the last committed token.
         parents: Parent of every node; `parents[0] == -1` and `parents[n] < n`.
         proposals: Proposal of the children of every node.
-        candidates: Child nodes of every node in drawing order; a token drawn twice is one node
+        candidates: Child nodes of every node in drawing order; a token drawn twice is a single node
             offered twice.
     """
 
@@ -50,7 +50,7 @@ class TokenTree:
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
     def path(self, node: int) -> tuple[int, ...]:
-        """Nodes from the first drafted one down to `node` (the root excluded)."""
+        """Nodes from the first drafted node down to `node` (the root excluded)."""
         return path_to(node, self.parents)
 
     def path_tokens(self, node: int) -> tuple[int, ...]:
@@ -124,7 +124,7 @@ def root_only(token_id: int) -> TokenTree:
 
 
 def chain_of(root: int, token_ids: tuple[int, ...], proposals: tuple[Proposal, ...]) -> TokenTree:
-    """Return the tree of one path of drafted tokens, each with its proposal, below the last committed token."""
+    """Return the tree of a path of drafted tokens, each with its proposal, below the last committed token."""
     count = len(token_ids)
     return TokenTree(
         token_ids=(root, *token_ids),
@@ -135,7 +135,7 @@ def chain_of(root: int, token_ids: tuple[int, ...], proposals: tuple[Proposal, .
 
 
 def fixed_chain(root: int, token_ids: tuple[int, ...]) -> TokenTree:
-    """Return the tree of one path of deterministic candidates."""
+    """Return the tree of a path of deterministic candidates."""
     if not token_ids:
         return root_only(root)
     return chain_of(root, token_ids, tuple(map(_only, token_ids)))
@@ -186,7 +186,7 @@ class GrowingTree:
     def grow_level(
         self, proposals: Mapping[int, Proposal], draws: Draws | DrawnTokens
     ) -> dict[int, tuple[int, ...]]:
-        """Draw the children of nodes of one level and attach every one of them.
+        """Draw the children of nodes of a level and attach all of them.
 
         Args:
             proposals: Proposals of the nodes that get children, in drawing order.
@@ -194,13 +194,12 @@ class GrowingTree:
                 proposals drew them.
 
         Returns:
-            The new nodes of every node, one per distinct token, in order of first appearance.
+            The new nodes of every node, a node per distinct token, in order of first appearance.
 
         Raises:
-            MongeError: If a node has its children already (drawing again until something pleases
-                would bias the output), if the nodes have different depths, or if children were
-                sampled from nodes as deep or deeper before: the choice of these nodes may depend on
-                those draws.
+            MongeError: If a node has its children already (drawing again would bias the output), if
+                the nodes have different depths, or if children were sampled from nodes as deep or
+                deeper before: the choice of these nodes may depend on those draws.
         """
         for node in proposals:
             if self._proposals[node] is not None:
@@ -230,7 +229,7 @@ class GrowingTree:
         return grown
 
     def grow(self, node: int, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
-        """`grow_level` for a level on which one node has children.
+        """`grow_level` for a level on which a single node has children.
 
         Deterministic children may come node by node.
         """
@@ -253,7 +252,7 @@ class GrowingTree:
         return tuple(node_of.values())
 
     def path(self, node: int) -> tuple[int, ...]:
-        """Nodes from the first drafted one down to `node`, as in the finished tree."""
+        """Nodes from the first drafted node down to `node`, as in the finished tree."""
         return path_to(node, self.parents)
 
     def finish(self) -> TokenTree:
@@ -269,7 +268,7 @@ class GrowingTree:
 
 
 def path_to(node: int, parents: Sequence[int]) -> tuple[int, ...]:
-    """Nodes from the first drafted one down to `node` (the root excluded)."""
+    """Nodes from the first drafted node down to `node` (the root excluded)."""
     nodes: list[int] = []
     while node > 0:
         nodes.append(node)

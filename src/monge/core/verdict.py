@@ -9,7 +9,7 @@ from monge.core.selection import CounterfactualDraft
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The outcome of verifying one tree.
+    """The outcome of verifying a tree.
 
     Args:
         path: Accepted nodes from the root's child downwards (the root is not listed).
@@ -31,7 +31,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """Wall-clock seconds of one round by stage, for the whole batch that shared it.
+    """Wall-clock seconds of a round by stage, for the whole batch that shared it.
 
     On a device the stages are those of the host, which goes on while the device works; `total_s` is
     the round's own, because every round waits for its verdicts.
@@ -58,15 +58,16 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedTree:
-    """The tree of one round with the probabilities that decided about it, by node.
+    """The tree of a round with the probabilities that decided it, by node.
 
     Args:
         token_ids: Token of every node; node 0 is the last committed token.
         parents: Parent of every node; -1 for node 0.
         target_probs: Probability of the node's token in the target's law at its parent, the law that
             tokens are drawn from; `None` for node 0, and where that law could not be made.
-        draft_probs: Probability of the node's token in the law that its parent's children were drawn
-            from; `None` for node 0 and for candidates that were not drawn, such as looked-up ones.
+        draft_probs: Probability of the node's token in the law that its parent's children were
+            drawn from; `None` for node 0 and for candidates that were not drawn, such as looked-up
+            tokens.
         path: Accepted nodes from the root's child downwards.
         next_prob: Probability of the token after the path in the target's law there.
     """
@@ -81,7 +82,7 @@ class VerifiedTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One round of one request, as controllers, metrics and logs see it.
+    """One round of a request, as controllers, metrics and logs see it.
 
     Args:
         plan: Plan of the controller.
@@ -90,8 +91,8 @@ class StepRecord:
         num_accepted: Accepted draft tokens.
         examined: See `Verdict.examined`.
         next_kind: See `Verdict.next_kind`.
-        token_ids: Tokens committed: accepted ones, then the correction or bonus token; fewer after
-            a stop.
+        token_ids: Tokens committed: accepted tokens, then the correction or bonus token; fewer
+            after a stop.
         batch_size: Requests that shared the round.
         times: Stage times of the round.
         context_length: Tokens of the text before the round.

@@ -1,1 +1,1 @@
-"""Drafters, one a file. A drafter draws the candidates of a round."""
+"""Drafters. A drafter draws the candidates of a round."""

@@ -18,7 +18,7 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, slots=True)
 class Draft(Generic[State]):
-    """The draft of one request.
+    """The draft of a request.
 
     Args:
         tree: The tree.
@@ -42,7 +42,7 @@ class Draft(Generic[State]):
 
 @dataclass(frozen=True, slots=True)
 class FutureDraft(Generic[State]):
-    """The draft of one request whose tree a device still draws; fields as in `Draft`."""
+    """The draft of a request whose tree a device still draws; fields as in `Draft`."""
 
     tree: FutureTree
     state: State
@@ -67,10 +67,10 @@ class Capabilities:
 
     Args:
         proposes: Kinds of proposals it may use.
-        max_width: Most candidates of one node; `None` for unbounded.
+        max_width: Most candidates of a node; `None` for unbounded.
         max_depth: Deepest node it may draft.
         needs_trees: Whether it may draw more than a chain, so that the target must read trees.
-        max_nodes: Most nodes that it may draft; `None` if that is not known.
+        max_nodes: Most nodes that it may draft; `None` if the limit is unknown.
         max_length: Longest text that it reads, in tokens; `None` for unbounded. Trees become less
             deep as it ends, and a longer text is decoded plainly.
         num_parameters: Parameters that it has beside the networks, such as those of a head.
@@ -78,8 +78,8 @@ class Capabilities:
         bytes_per_token: Memory for each token of a text, beside the caches of the networks.
         reads_states: Whether it reads the target's hidden states.
         runs_network: Whether drafting needs forwards of a network. Model-free drafters do not, so
-            they may be asked in every round.
-        reads_others: Whether drafts of a request depend on texts of others.
+            they may draft in every round.
+        reads_others: Whether drafts of a request depend on texts of other requests.
     """
 
     proposes: frozenset[type[Proposal]]
@@ -121,7 +121,7 @@ class Drafter(ABC, Generic[State]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[AnyDraft[State]]:
-        """Draw one tree per request, within its plan; row i draws from `draws[i]` only.
+        """Draw a tree per request, within its plan; row i draws from `draws[i]` only.
 
         A request whose plan is plain decoding (depth 0) may be skipped: its draft is
         the root only, with the state unchanged.
@@ -164,7 +164,7 @@ class ModelFreeDrafter(Drafter[State]):
 
     @abstractmethod
     def tree(self, context: Context, state: State, plan: DraftPlan, draws: Draws) -> TokenTree:
-        """Return the tree of a round; `draws` are only told about the nodes."""
+        """Return the tree of a round; `draws` only go to `GrowingTree.grow`, which draws nothing here."""
 
     def follow(self, context: Context, draft: Draft[State], verdict: Verdict) -> State:
         """Return the state after a commit; by default, the same."""
@@ -216,7 +216,7 @@ def model_free(
 
 @dataclass(frozen=True, slots=True)
 class NoDrafter(ModelFreeDrafter[None]):
-    """Propose nothing: every round is one plain step of the target."""
+    """Propose nothing: every round is a plain step of the target."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -230,7 +230,7 @@ class NoDrafter(ModelFreeDrafter[None]):
 
 
 class DelegatingDrafter(Drafter[State]):
-    """A drafter that prepares another one and passes every call on to it."""
+    """A drafter that prepares another drafter and passes every call on to it."""
 
     _drafter: Any
 

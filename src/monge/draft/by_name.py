@@ -1,4 +1,4 @@
-"""Builds drafters from text: one name, or several in a pool."""
+"""Builds drafters from text: a name, or several in a pool."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -31,7 +31,8 @@ def drafters_in(text: str) -> tuple[str, ...]:
     """Return the drafters that a text names, with their settings.
 
     Raises:
-        OptionError: If a pool cannot be read, has fewer than two drafters, or the same one twice.
+        OptionError: If a pool cannot be read, has fewer than two drafters, or the same drafter
+            twice.
     """
     return _read(text)[0]
 
@@ -99,7 +100,7 @@ def read_head(draft: str | Path, target: str | Path | None) -> AnyHead | None:
 
 
 def with_head(text: str, head: str | None) -> str:
-    """Fill a given head into a drafter that is named without one.
+    """Fill a given head into a drafter that is named without a head.
 
     Args:
         text: One drafter, or several.
@@ -130,7 +131,7 @@ def make_drafter(text: str, resources: Mapping[str, Any]) -> AnyDrafter:
             drafter gets those that it takes.
 
     Raises:
-        OptionError: If no drafter takes a given resource, or one needs a missing resource.
+        OptionError: If no drafter takes a given resource, or a drafter needs a missing resource.
     """
     texts, settings = _read(text)
     taken = {name: options_of(name).keys() & resources.keys() for name in texts}

@@ -1,4 +1,4 @@
-"""Several draft models on one tree."""
+"""Several draft models on the same tree."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -29,15 +29,15 @@ from monge.draft.model import (
 )
 
 States = tuple[ReadPaths, ...]
-"""State of one request: for each model, the nodes that it has read behind the committed text."""
+"""State of a request: for each model, the nodes that it has read after the committed text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleDrafter(PieceReader[States]):
-    """Draft with several models at once; each draws one child at every node.
+    """Draft with several models at once; each draws a child at every node.
 
     The tree grows level by level; each model reads every node of the frontier, in one forward for
-    all requests of the batch. With `paths`, each model draws and reads one path; paths share nodes
+    all requests of the batch. With `paths`, each model draws and reads a path; paths share nodes
     while they agree.
 
     A node gets no candidates if not all of them fit the limit of nodes. This is decided before the
@@ -47,14 +47,15 @@ class EnsembleDrafter(PieceReader[States]):
         models: The draft models, at least two, all in the target's vocabulary.
         depth: Deepest node.
         num_nodes: Most drafted nodes.
-        paths: Whether each model draws one path, instead of a child at every node.
+        paths: Whether each model draws a path, instead of a child at every node.
         rules: Sampling rules of the draft laws; `None` drafts under the request's own.
         top_k: Draft from the `top_k` most probable tokens of every model only; the declared laws
-            are the truncated ones.
+            are the truncated laws.
 
     Raises:
-        OptionError: If there are fewer than two models, one is given twice, or a size is below one.
-        UnsupportedModelError: If a model reads only chains, and the tree is none.
+        OptionError: If there are fewer than two models, a model is given twice, or a size is below
+            1.
+        UnsupportedModelError: If a model reads only chains, and the tree is not a chain.
 
     Reference:
         Draft laws of different models: Khisti et al., arXiv 2410.18234; SpecInfer, arXiv

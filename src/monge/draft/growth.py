@@ -1,4 +1,4 @@
-"""Grows trees with a network: one request, or several requests together."""
+"""Grows trees with a network, for a request or for several requests together."""
 
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -28,7 +28,7 @@ TreeDraws = Callable[
     [Mapping[int, Tensor], Mapping[int, RootDraws], LevelShape, Tensor | None],
     DrawnTrees,
 ]
-"""Draws whole trees of one shape, and reads all levels but the last; see `core.model.LevelModel`."""
+"""Draws whole trees of the same shape, and reads all levels but the last; see `core.model.LevelModel`."""
 
 
 def check_top_k(top_k: int | None) -> None:
@@ -90,7 +90,7 @@ class ReadNodes:
 
 @dataclass(slots=True, kw_only=True)
 class TreeExpansion(Level):
-    """The tree of one request, level by level.
+    """The tree of a request, level by level.
 
     Args:
         context: The request.
@@ -337,8 +337,8 @@ def _draw_trees(
 ) -> set[int]:
     """Draw whole trees without a wait between their levels; return the requests whose trees are drawn.
 
-    All others have drawn nothing: those whose trees are of another kind, and those that branch and have a law that
-    is not finite.
+    All other requests have drawn nothing: those whose trees are of another kind, and those that
+    branch and have a law that is not finite.
     """
     groups: dict[Hashable, dict[int, tuple[TreeExpansion, LevelShape]]] = {}
     for row in rows if forward.draw is not None else ():

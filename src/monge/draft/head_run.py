@@ -19,7 +19,7 @@ from monge.draft.growth import LevelForward, expand_trees, expansions
 from monge.draft.tree.base import TreeBuilder
 
 _CHUNK: Final = 1024
-"""Most tokens of a text that one forward of the head reads."""
+"""Most tokens of a text that a forward of the head reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def chunks(features: Float[Tensor, "nodes width"], token_ids: tuple[int, ...]) -
 
 
 def rows_of(tensors: Sequence[Float[Tensor, "_ width"]]) -> Float[Tensor, "nodes width"]:
-    """Return tensors below each other; one alone is not copied."""
+    """Return tensors concatenated by rows; a single tensor is not copied."""
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
@@ -60,10 +60,10 @@ class HeadRun(ABC, Generic[Text]):
 
     @abstractmethod
     def open(self, request: int) -> None:
-        """Start a text of which nothing is known."""
+        """Start a text without any states."""
 
     def close(self, request: int) -> None:
-        """Forget a text."""
+        """Drop a text."""
         self._texts.pop(request, None)
 
     @abstractmethod
@@ -88,7 +88,7 @@ class HeadRun(ABC, Generic[Text]):
 
     @abstractmethod
     def end(self, requests: Sequence[int]) -> None:
-        """Forget what was drafted in this round."""
+        """Drop what was drafted in this round."""
 
 
 def known(tensor: Tensor | None) -> Tensor:

@@ -1,6 +1,6 @@
-"""Draws of one level of many trees on a device, for which the host waits once.
+"""Draws a level of many trees on a device, with a single wait of the host.
 
-One by one, it would wait for every node's law and for every token of every request.
+Node by node, it would wait for every law and for every token of every request.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -21,7 +21,7 @@ from monge.draft.tree.fixed_width import LevelTree
 
 @dataclass(slots=True, kw_only=True)
 class Level:
-    """A level of one tree whose children are drawn next.
+    """A level of a tree whose children are drawn next.
 
     Args:
         plan: Limits of the tree.
@@ -60,9 +60,9 @@ def draw_levels(
 ) -> list[DrawnLevel | None]:
     """Draw the children of every level in tensor programs; `None` where the builder must draw them itself.
 
-    It must if its trees are not of one width a level, if the draft law is greedy, if draws cannot be
-    peeked, or if a law is not finite or has fewer tokens than are drawn. The children are the same,
-    as functions of the draws, up to rounding.
+    It must if its trees do not have a fixed width per level, if the draft law is greedy, or if
+    draws cannot be peeked. It also must if a law is not finite or has fewer tokens than are drawn.
+    The children are the same, as functions of the draws, up to rounding.
 
     Args:
         levels: The levels.
@@ -81,7 +81,7 @@ def draw_levels(
 
 
 def _key(level: Level) -> Hashable | None:
-    """Equal for levels that are drawn together; `None` for one that is drawn by its builder."""
+    """Return the key of the batch in which a level is drawn, or `None` if its builder must draw it."""
     builder, rules = level.builder, level.rules
     if (
         not isinstance(builder, LevelTree)

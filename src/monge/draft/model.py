@@ -27,9 +27,9 @@ _CATCH_UP: Final = 16
 """Most unread tokens that are read with full logits: a second forward costs more."""
 
 ReadPaths = tuple[tuple[int, ...], ...] | None
-"""State of one request: the nodes that the draft model has read behind the committed text, in reading order, each as the tokens
-on its path. A builder may prune and so renumber the tree; a path stays valid. `None` are the nodes with children of a tree that
-was drawn at once."""
+"""State of a request: the nodes that the draft model has read after the committed text, in reading
+order, each as the tokens on its path. A builder may prune and so renumber the tree; a path stays
+valid. `None` stands for the nodes with children of a tree that was drawn at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ class ModelDrafter(PieceReader[ReadPaths]):
             most probable tokens draw nothing and only rank, so they are built from the law at
             temperature 1: a greedy request's law ranks one token.
         top_k: Draft from the `top_k` most probable tokens only: the same rules, with this top-k
-            where theirs is wider. The declared law is the truncated one, so verification stays
-            exact, and looks at no other token of the draft law.
+            where theirs is wider. The declared law is the truncated law, so verification stays
+            exact, and reads no other token of the draft law.
 
     Reference:
         Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318; across tokenizers: TLI, Timor
@@ -164,7 +164,7 @@ def read_text(
 
     Args:
         model: The network.
-        texts: Committed tokens by request; the last one of each is unread.
+        texts: Committed tokens by request; the last token of each is unread.
     """
     unread = {request: tokens[model.length(request) :] for request, tokens in texts.items()}
     # After many rounds without drafts only the logits of the last token are computed.

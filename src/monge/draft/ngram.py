@@ -21,9 +21,9 @@ _WIDTH: Final = array(_TYPECODE).itemsize
 class NgramDrafter(ModelFreeDrafter[bytes]):
     """Prompt lookup: copy what followed the latest earlier occurrence of the last few tokens.
 
-    The longest match wins, and of equal matches the most recent one. If a match reaches the end of
-    the text after a repetition, the repetition is continued. The candidates are a function of the
-    committed text (`Deterministic`). State: the text as bytes, for a compiled substring search.
+    The longest match wins, and of equally long matches the most recent. If a match reaches the end
+    of the text after a repetition, the repetition is continued. The candidates are a function of
+    the committed text (`Deterministic`). State: the text as bytes, for a compiled substring search.
 
     Args:
         num_draft_tokens: Length of the copied continuation.

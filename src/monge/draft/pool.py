@@ -1,4 +1,4 @@
-"""Several drafters, of which each round of a request uses one."""
+"""Several drafters; each round of a request uses a single drafter."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,10 +61,10 @@ class ShadowDraft:
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """State of one request.
+    """State of a request.
 
     Args:
-        states: States of the drafters; `None` for one that has not been opened.
+        states: States of the drafters; `None` for a drafter that has not been opened.
         shadows: Shadow drafts of earlier rounds that the text has not decided yet.
         counterfactuals: Results of shadow drafts that the text of the last round decided.
     """
@@ -76,7 +76,7 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
-    """Several drafters; a round uses the one that its plan names, else the first with a proposal.
+    """Several drafters; a round uses the drafter that its plan names, else the first with a proposal.
 
     The choice depends on the plan and on committed text only, so every verifier stays exact. A
     drafter whose context has ended is passed over, also where the plan names it. All
@@ -93,7 +93,8 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             drafter; the last drafter is used with any.
 
     Raises:
-        OptionError: If there are fewer than two, one is a pool, or `min_nodes` is below 1.
+        OptionError: If there are fewer than two drafters, a drafter is a pool, or `min_nodes` is
+            below 1.
 
     Reference:
         A lookup that falls back to a model: SuffixDecoding (Oliaro et al., arXiv 2411.04975);
@@ -330,6 +331,6 @@ def _settled(
 
 
 def _largest(limits: Iterable[int | None]) -> int | None:
-    """Return the largest limit, or `None` if one is unbounded."""
+    """Return the largest limit, or `None` if a limit is unbounded."""
     known = tuple(limits)
     return None if None in known else max(limit or 0 for limit in known)

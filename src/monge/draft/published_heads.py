@@ -24,10 +24,10 @@ class HeadDrafter(DelegatingDrafter[None]):
     """Draft with a head that was published for the target: EAGLE-3, DFlash, DSpark or a prediction module.
 
     The format is recognised from the folder; see `monge.heads.readers`. The head reads the hidden
-    states of the committed text, which the target's own passes leave behind, and the tokens after
-    them. Then the tree grows level by level under the head's laws. What the head has read of its
-    own predictions is forgotten at the end of the round. A request without known states (a prompt
-    of one token) drafts nothing in its first round.
+    states of the committed text, which the target's forwards produce, and the tokens after them.
+    Then the tree grows level by level under the head's laws. At the end of the round, the head
+    drops what it has read of its own predictions. A request without hidden states (a prompt of a
+    single token) drafts nothing in its first round.
 
     Args:
         head: The head, its folder, or the file of its tensors.
@@ -38,7 +38,7 @@ class HeadDrafter(DelegatingDrafter[None]):
 
     Raises:
         OptionError: If no head is given, the target shows no hidden states, or the head is for
-            another one.
+            another target.
         ModelLoadError: If the head cannot be read.
 
     Reference:

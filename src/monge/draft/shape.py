@@ -39,21 +39,21 @@ class ShapeDrafter(DelegatingDrafter[None]):
 
     The target's pass over a round's tree leaves the hidden state of the last accepted token behind.
     From it and the token after it, the head predicts the states of the coming steps; their laws
-    fill the tree, level by level. No second network reads the text. A request whose last state is
-    not known yet (a prompt of one token) drafts nothing in its first round.
+    fill the tree, level by level. No second network reads the text. A request without a hidden
+    state (a prompt of a single token) drafts nothing in its first round.
 
     Args:
-        target: The target, which must show its hidden states and keeps the last ones.
-        head: The head, or its folder; `None` takes the one that ships for the built-in target.
+        target: The target, which must show its hidden states and keeps the last states.
+        head: The head, or its folder; `None` takes the head that ships for the built-in target.
         tree: Shape of the tree and how children are drawn; no deeper than the head's steps. By
             default the three most probable tokens for greedy requests and a chain of two for
-            sampled ones, since every further level costs what the first one does and is reached
-            less often.
+            sampled requests. Every further level costs as much as the first, and is reached less
+            often.
         rules: See `ModelDrafter`.
         top_k: See `ModelDrafter`.
 
     Raises:
-        OptionError: If the target shows no hidden states, or the head is for another one.
+        OptionError: If the target shows no hidden states, or the head is for another target.
         ModelLoadError: If the head cannot be read.
 
     Reference:
@@ -100,10 +100,10 @@ class ShapeDrafter(DelegatingDrafter[None]):
 
 @dataclass(slots=True)
 class _ShapeText:
-    """One text.
+    """The state of a text.
 
     Args:
-        last: The target's hidden state after the last token but one.
+        last: The target's hidden state at the second to last token.
         start: The predictor's computation on that state and the root, shared by all steps.
         root: The state predicted at the root.
         states: The states predicted at the nodes read so far.

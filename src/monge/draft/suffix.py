@@ -33,12 +33,12 @@ class SuffixDrafter(ModelFreeDrafter[SuffixIndex]):
             drafts.
         min_share: Smallest share of the occurrences that a candidate must follow.
         max_history: Tokens of earlier requests that are kept, newest first; 0 for none. Then
-            requests of one batch draft from each other as well, and those with equal prompts have
-            an index of their own. A kept token takes about 24 bytes, and each token id that occurs in an
-            index about 200 more. One request affects the speed of others, but never the
-            distribution of their text.
-        history: The kept texts; `None` makes a new one. It may serve one decoder after another,
-            whose targets have one vocabulary.
+            requests of the same batch draft from each other as well, and those with equal prompts
+            have an index of their own. A kept token takes about 24 bytes, and each token id that
+            occurs in an index about 200 more. A request affects the speed of other requests, but
+            never the distribution of their text.
+        history: The kept texts; `None` makes a new history. Several decoders may use it in turn, if
+            their targets have the same vocabulary.
 
     Raises:
         OptionError: If a size is too small or a share is no probability.

@@ -1,4 +1,4 @@
-"""Texts of earlier requests and of running ones, indexed for matches of their last tokens."""
+"""Texts of earlier and of running requests, indexed for matches of their last tokens."""
 
 from array import array
 from collections import deque
@@ -33,7 +33,7 @@ class SuffixIndex:
         self._occurrences: dict[int, array[int]] = {}
 
     def extend(self, token_ids: Sequence[int], text: int = 0) -> None:
-        """Append to a text; a number that is not known starts one."""
+        """Append to a text; an unknown number starts a new text."""
         tokens = self._texts.setdefault(text, array("i"))
         for place, token in enumerate(token_ids, start=(text << _BITS) + len(tokens) + 1):
             if (places := self._occurrences.get(token)) is None:
@@ -67,7 +67,7 @@ class SuffixIndex:
     def matches(self, ending: Sequence[int], max_match: int) -> list[tuple[int, list[Place]]]:
         """Return the match lengths, longest first, each with the places after its occurrences.
 
-        A shorter length is listed only if it occurs more often than the longer one.
+        A shorter length is listed only if it occurs more often than the longer match.
         """
         matches: list[tuple[int, list[Place]]] = []
         recent = self._occurrences.get(ending[-1], array("q"))[-_MOST_OCCURRENCES:]
@@ -140,7 +140,7 @@ class _Text:
         number: Its number in the indexes.
         group: Key of the requests with its prompt.
         start: First token of its request that is indexed.
-        stop: Token after the last one.
+        stop: Place after the last indexed token.
     """
 
     number: int
@@ -150,10 +150,10 @@ class _Text:
 
 
 class TextHistory:
-    """Texts of finished requests, the oldest dropped first, and those of running ones.
+    """Texts of finished requests, the oldest dropped first, and those of running requests.
 
-    Requests with equal prompts are a group, whose texts have an index of their own: an old text of
-    the same prompt is found however much was written since. A group keeps its prompt once.
+    Requests with equal prompts are a group, whose texts have an index of their own: newer texts of
+    other prompts do not displace an old text of the same prompt. A group keeps its prompt once.
     """
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class TextHistory:
         text.stop = len(token_ids)
 
     def finish(self, context: Context, max_match: int, max_tokens: int) -> None:
-        """Keep the text of a request that has ended, and drop the oldest ones beyond `max_tokens`."""
+        """Keep the text of a request that has ended, and drop the oldest texts beyond `max_tokens`."""
         self.follow(context, max_match)
         text = self._running.pop(context.request_id)
         self._finished.append(text)

@@ -1,1 +1,1 @@
-"""Heads that draft from a target's own hidden states, one family a folder."""
+"""Heads that draft from a target's own hidden states; each family has a folder."""

@@ -32,8 +32,8 @@ class Case:
         slot: Place of the enumerated request in the batch.
         limits: Of the enumerated request's trees.
         adaptive: False for fixed plans of the enumerated request, without a controller.
-        controllers: Names of the controllers that plan, by place in the batch; empty where no
-            request names one.
+        controllers: Names of the controllers that plan, by place in the batch; empty if no request
+            names a controller.
     """
 
     prompt: Text = (0,)

@@ -20,7 +20,7 @@ from monge.verify.functional.masked import RowLaws
 Outcome = TypeVar("Outcome", bound=Hashable)
 
 _WEIGHT_TOLERANCE: Final = 1e-10
-"""Largest distance of the weights' sum from one: rounding of a million products of a few dozen float64 factors."""
+"""Largest distance of the weights' sum from 1: rounding of a million products of a few dozen float64 factors."""
 
 
 class OracleError(MongeError, AssertionError):
@@ -31,7 +31,7 @@ class OracleError(MongeError, AssertionError):
 
 
 class PositionError(OracleError):
-    """The program asks for a position in [0, 1], which has no branches."""
+    """The program draws a position in [0, 1], which has no branches."""
 
 
 class ExactDraws:

@@ -23,7 +23,7 @@ LawTable = Callable[[tuple[int, ...]], Sequence[float]]
 
 
 class RandomTable:
-    """Reproducible laws: a different one after every text.
+    """Reproducible laws: a different law after every text.
 
     Args:
         vocab_size: Number of tokens.
@@ -159,7 +159,7 @@ class TabularModel:
         return len(self._committed[sequence])
 
     def text(self, sequence: int) -> tuple[int, ...]:
-        """Committed tokens, which a real cache could not tell."""
+        """Committed tokens, which a real cache does not hold."""
         return self._committed[sequence]
 
     def close(self, sequence: int) -> None:

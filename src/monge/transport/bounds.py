@@ -45,8 +45,7 @@ class Cut:
 
     Args:
         acceptance: alpha*, the largest P(Y in t) of a lossless rule.
-        tokens: One H that attains the minimum; where several do, which one is an accident of
-            rounding.
+        tokens: A set H that attains the minimum; if several do, rounding decides which of them.
     """
 
     acceptance: float
@@ -107,7 +106,7 @@ def greedy_proposal(q: Vector, width: int) -> tuple[TokenTuple, Vector | None]:
 
 
 def greedy_optimum(p: Vector, q: Vector, width: int) -> Cut:
-    """Greedy drafting: the top `width - 1` tokens of q and one draw from the rest, a mixed set with one draw."""
+    """Greedy drafting: the top `width - 1` tokens of q and a draw from the rest, a mixed set with one draw."""
     fixed, rest = greedy_proposal(q, width)
     if rest is None:
         return Cut(acceptance=float(check_law("target", p)[list(fixed)].sum()), tokens=fixed)
@@ -116,11 +115,11 @@ def greedy_optimum(p: Vector, q: Vector, width: int) -> Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceOne:
-    """When some rule accepts one of K independent draws with probability one.
+    """When some rule accepts one of K independent draws with probability 1.
 
     Args:
         num_drafts: Smallest K for which it does; `None` where no K is enough.
-        tokens: The tightest set H, which asks for that K; empty where every K is enough.
+        tokens: The tightest set H, which requires that K; empty if every K is enough.
     """
 
     num_drafts: int | None
@@ -188,7 +187,7 @@ def _prefixes(
 ]:
     """Tokens of the support of q by increasing p/q, with p and q of each prefix.
 
-    Q of the whole support is one.
+    The mass q of the whole support is 1.
     """
     p, q = check_sub_law("target", p), check_law("draft law", q)
     check_pair(p, q)
@@ -199,7 +198,7 @@ def _prefixes(
 
 
 def _log_prefixes(masses: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n-1"]:
-    """Logarithms of the masses of all prefixes but the whole law, to full relative precision near one, too."""
+    """Logarithms of the masses of all prefixes but the whole law, to full relative precision near 1, too."""
     heads, tails = np.cumsum(masses)[:-1], np.cumsum(masses[::-1])[-2::-1]
     return np.where(heads < tails, np.log(heads), np.log1p(-tails))
 

@@ -1,4 +1,4 @@
-"""The transport problem of one node: a target law, and the joint law of the candidates as an explicit list."""
+"""The transport problem of a node: a target law, and the joint law of the candidates as an explicit list."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ class CandidateLaw:
     Args:
         num_tokens: Size of the vocabulary.
         tuples: Distinct tuples of candidates in drawing order, repeats kept.
-        probs: Their masses, positive, summing to one, `[tuples]`.
+        probs: Their masses, positive, summing to 1, `[tuples]`.
 
     Raises:
         LawError: If the masses are no law, a tuple is listed twice, or a token is outside the
@@ -77,12 +77,12 @@ class CandidateLaw:
 
     @classmethod
     def explicit(cls, num_tokens: int, masses: Mapping[TokenTuple, float]) -> "CandidateLaw":
-        """Any joint law, as a drafter's own.
+        """Any joint law, such as that of a new drafter.
 
         Tuples of mass zero are dropped.
 
         Raises:
-            LawError: If a mass is negative or NaN, or they do not sum to one.
+            LawError: If a mass is negative or NaN, or they do not sum to 1.
         """
         drawn = {candidates: mass for candidates, mass in masses.items() if mass != 0.0}
         return cls(
@@ -98,7 +98,7 @@ class CandidateLaw:
 
     @classmethod
     def independent(cls, draft_laws: Sequence[Vector]) -> "CandidateLaw":
-        """Independent candidates, one from each draft law."""
+        """Independent candidates, a draw from each draft law."""
         check_width(len(draft_laws))
         laws = [check_law(f"draft law {index}", law) for index, law in enumerate(draft_laws)]
         if len({law.size for law in laws}) > 1:
@@ -218,11 +218,11 @@ class TransportProblem:
     among the candidates (SpecTr, Sun et al., arXiv 2310.15141, section 3).
 
     Args:
-        target: p, one mass per token, `[vocab]`.
+        target: p, a mass per token, `[vocab]`.
         candidates: P(t).
 
     Raises:
-        LawError: If p is no law, or the two do not cover one vocabulary.
+        LawError: If p is no law, or target and candidates have different vocabularies.
     """
 
     target: Vector
@@ -243,7 +243,7 @@ class TransportProblem:
 
     @classmethod
     def from_draft_laws(cls, target: Vector, draft_laws: Sequence[Vector]) -> "TransportProblem":
-        """Independent candidates, one from each draft law."""
+        """Independent candidates, a draw from each draft law."""
         return cls(target=target, candidates=CandidateLaw.independent(draft_laws))
 
     @classmethod

@@ -1,6 +1,6 @@
-"""The canonical decomposition: select one candidate, then accept it as if it were the only one.
+"""The canonical decomposition: select one candidate, then accept it as if it were the only candidate.
 
-p = target law. A *selection* kernel beta(i | t), summing to one over the candidates of t, gives the
+p = target law. A *selection* kernel beta(i | t), summing to 1 over the candidates of t, gives the
 selected candidate a law x; accept it with probability min(1, p_i / x_i), else emit from (p - x)_+.
 The output law is p and the acceptance sum(min(p, x)) for every kernel, provided x is the law of the
 kernel that is executed. The best kernel attains the optimum (Khisti et al., arXiv 2410.18234,
@@ -66,8 +66,8 @@ def truncated_program(
         clipped to [0, 1].
 
     Rule:
-        Order tokens by `p - q1 q2`; a pair inside the leading ones selects by the program's w; a
-        pair with one token outside selects the leading one; a pair outside selects the higher
+        Order tokens by `p - q1 q2`; a pair inside the leading tokens selects by the program's w; a
+        pair with one token outside selects the leading token; a pair outside selects the higher
         ranked token (variant 1) or X1 (variant 2, which needs no full sort). Maximise sum(min(p,
         x)) over w_ij + w_ji = 1.
 
@@ -102,7 +102,7 @@ class Tournament:
 
     Args:
         rounds: One selection per candidate after the first; the first draft law of each is the
-            winner law of the one before.
+            winner law of the selection before it.
     """
 
     rounds: tuple[PairSelection, ...]
@@ -165,9 +165,9 @@ def _best_choice(
 ) -> Float64[np.ndarray, "leading leading"]:
     """The w in [0, 1] that maximises sum(min(p, base + sum_j w_ij pair_ij)); w_ij + w_ji = 1.
 
-    A flow from pairs to their tokens, as far as these lack mass: what a token has too much of goes
-    to another one along the shortest chain of pairs that can be decided the other way (Edmonds and
-    Karp 1972), until no such chain is left.
+    A flow from pairs to their tokens, as far as these lack mass. The excess mass of a token goes to
+    another token along the shortest chain of pairs that can be decided the other way. This ends
+    when no such chain is left (Edmonds and Karp 1972).
     """
     size = p.size
     needs = (p - base).tolist()
@@ -191,7 +191,7 @@ def _best_choice(
 
 
 def _chain(given: Sequence[Sequence[float]], excess: Sequence[float]) -> list[int] | None:
-    """The shortest chain of tokens from one with too much to one that lacks mass, each able to give to the next."""
+    """The shortest chain from a token with too much mass to a token that lacks mass; each token can give to the next."""
     came_from = {token: -1 for token, much in enumerate(excess) if much > 0.0}
     reached = list(came_from)
     for token in reached:  # grows while it is walked

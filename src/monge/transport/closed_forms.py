@@ -1,4 +1,4 @@
-"""Acceptance of the published rules, in closed form where one is known.
+"""Acceptance of the published rules, in closed form where it is known.
 
 p = target law, q = draft law, K = `width`. Acceptance is P(the emitted token is among the
 candidates), whichever branch emits it.
@@ -16,7 +16,7 @@ from monge.transport.laws import Vector, check_law, check_width, checked_pair
 def naive_tree_acceptance(p: Vector, q: Vector, width: int) -> float:
     """Single-draft step with the first of K independent candidates.
 
-    The residual token may hit one of the others.
+    The residual token may hit another candidate.
     """
     check_width(width)
     p, q = checked_pair(p, q)
@@ -79,8 +79,8 @@ class KSeqConstants:
     """Constants of K-SEQ, computed once per node.
 
     Args:
-        rho: Divisor of the acceptance ratio, at least the optimal one.
-        accepted: Acceptance of K tests, `1 - (1 - beta)^K`; beta is the acceptance of one test.
+        rho: Divisor of the acceptance ratio, at least the optimal divisor.
+        accepted: Acceptance of K tests, `1 - (1 - beta)^K`; beta is the acceptance of a test.
         gamma: `accepted / beta`, at most rho, so that the residual `p - gamma min(p / rho, q)` is
             non-negative.
     """
@@ -97,7 +97,7 @@ def k_seq_constants(p: Vector, q: Vector, width: int, rho: float | None = None) 
         p: Target law.
         q: Draft law.
         width: Number of draws K.
-        rho: A larger divisor to use instead; every larger one is valid too.
+        rho: A larger divisor to use instead; every larger divisor is valid too.
 
     Raises:
         LawError: If rho is too small, which would make the residual negative.
@@ -133,7 +133,7 @@ def k_seq_acceptance(p: Vector, q: Vector, width: int, rho: float | None = None)
 
     alpha = accepted + (1 - accepted) sum_t res_t (1 - (1 - r_t)^K), where r = (q - p / rho)_+ / (1
     - beta) is the law of a candidate that was rejected. At the smallest rho, gamma = rho and no
-    residual token can be a rejected one; at a larger rho the hits count.
+    residual token can be a rejected candidate; at a larger rho the hits count.
     """
     p, q = checked_pair(p, q)
     constants = k_seq_constants(p, q, width, rho)
@@ -158,14 +158,15 @@ def match_probability(p: Vector, q: Vector, width: int) -> float:
     """Return P(Y = X^k), k being the draft whose clock made Y the output: a lower bound of the acceptance of `gumbel`.
 
     Drafter and target run the same race. For every token i and draft k both know a clock S_i^k,
-    exponential, mean one; draft k is `X^k = argmin_i S_i^k / q_i`, and the output is `Y = argmin_i
+    exponential of mean 1; draft k is `X^k = argmin_i S_i^k / q_i`, and the output is `Y = argmin_i
     (min_k S_i^k) / p_i`, which follows p exactly, and is a function of the clocks and of p alone.
 
     `sum_j K / (sum_i max(q_i / q_j, p_i / p_j) + (K - 1) / p_j)`, over the tokens j that both laws
     can emit. With one candidate it is the acceptance itself, and at least `(1 - TV) / (1 + TV)`.
 
     Reference:
-        Rowan et al., arXiv 2506.05632 (several drafts); Daliri et al., arXiv 2408.07978 (one).
+        Rowan et al., arXiv 2506.05632 (several drafts); Daliri et al., arXiv 2408.07978 (a single
+        draft).
     """
     check_width(width)
     p, q = checked_pair(p, q)

@@ -11,7 +11,7 @@ from monge.transport.candidates import TransportProblem
 from monge.transport.laws import Vector
 
 FLOW_TOLERANCE: Final = 1e-12
-"""Largest excess of a flow over P(t) or p that counts as rounding of its sums; a larger one raises.
+"""Largest excess of a flow over P(t) or p that counts as rounding of its sums; a larger excess raises.
 
 Clipping it changes the output law by at most this much per token.
 """
@@ -19,13 +19,13 @@ Clipping it changes the output law by at most this much per token.
 LOSSLESS_TOLERANCE: Final = 1e-12
 """Largest law error that rounding explains.
 
-Sums of at most a few hundred thousand products of numbers below one.
+Sums of at most a few hundred thousand products of numbers below 1.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Coupling:
-    """A lossless acceptance rule for one node, in the form of *relaxed transport and completion*.
+    """A lossless acceptance rule for a node, in the form of *relaxed transport and completion*.
 
     Accept candidate i of the tuple t with probability S(i, t) / P(t); otherwise emit from the
     residual, proportional to p - y, where y_i = sum_t S(i, t). The mass not accepted and the mass
@@ -34,7 +34,7 @@ class Coupling:
 
     Args:
         problem: Target law and candidates.
-        flow: S, one row per tuple, `[tuples, vocab]`.
+        flow: S, a row per tuple, `[tuples, vocab]`.
 
     Raises:
         LawError: If the flow is not feasible.

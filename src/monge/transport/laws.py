@@ -14,16 +14,16 @@ from monge.core.law import MASS_TOLERANCE, DenseLaw, Law
 Vector = Float64[np.ndarray, " vocab"]
 
 Tabular = Callable[[tuple[int, ...]], Vector]
-"""A model given by its table: prefix of tokens -> dense law of the next one."""
+"""A model given by its table: prefix of tokens -> dense law of the next token."""
 
 
 def check_law(name: str, probs: Vector) -> Vector:
     """A read-only copy of a vector that is a law.
 
     Raises:
-        LawError: If it is not one non-empty vector of non-negative finite masses that sum to one.
-            It is never renormalised: a law that does not sum to one was made wrongly, and only its
-            maker knows how.
+        LawError: If it is not a non-empty vector of non-negative finite masses that sum to 1. It is
+            never renormalised: a law that does not sum to 1 was computed wrongly, and rescaling
+            would hide the error.
     """
     law = check_sub_law(name, probs)
     total = float(law.sum())
@@ -36,7 +36,7 @@ def check_law(name: str, probs: Vector) -> Vector:
 
 
 def check_sub_law(name: str, masses: Vector) -> Vector:
-    """A read-only copy of a vector of masses that sum to one or less.
+    """A read-only copy of a vector of masses that sum to at most 1.
 
     Raises:
         LawError: If it is anything else.
@@ -64,7 +64,7 @@ def check_pair(p: Float64[np.ndarray, "..."], q: Float64[np.ndarray, "..."]) -> 
 
 
 def checked_pair(p: Vector, q: Vector) -> tuple[Vector, Vector]:
-    """Return read-only copies of a target and a draft law over one vocabulary; see `check_law`."""
+    """Return read-only copies of a target and a draft law over the same vocabulary; see `check_law`."""
     p, q = check_law("target", p), check_law("draft law", q)
     check_pair(p, q)
     return p, q
@@ -89,7 +89,7 @@ def check_fixed(fixed: tuple[int, ...], q: Vector) -> None:
 
 
 def dense(law: Law, num_tokens: int) -> Vector:
-    """The masses of a law of the core, one per token of the vocabulary.
+    """The masses of a law of `monge.core`, for each token of the vocabulary.
 
     Raises:
         LawError: If it gives mass to tokens outside the vocabulary.

@@ -1,4 +1,4 @@
-"""The optimum by linear programming: any small joint law, one node or a whole tree.
+"""The optimum by linear programming: any small joint law, of a node or of a whole tree.
 
 Slow, general, and assumes nothing.
 """
@@ -18,14 +18,14 @@ from monge.transport.laws import Tabular, check_law
 from monge.transport.random_tree import Path, RandomTree
 
 FEASIBILITY: Final = 1e-10
-"""Primal and dual feasibility asked of HiGHS, the least it grants.
+"""Primal and dual feasibility tolerance of HiGHS, the smallest that it accepts.
 
 The flow is made feasible afterwards, so this bounds only how far the optimum may be missed.
 """
 
 
 def solve(problem: TransportProblem) -> Coupling:
-    """The optimal coupling of one node.
+    """The optimal coupling of a node.
 
     Law:
         The output law is p: the flow is scaled into the feasible set after the solver, and
@@ -63,8 +63,8 @@ class TreeOptimum:
     """The best that any lossless verifier can do with a random tree.
 
     Args:
-        expected_accepted: E[tau], accepted draft tokens per round; block efficiency is one more.
-        weights: W_v(tree) = P(node v is on the emitted path | tree), one mapping per tree, the root
+        expected_accepted: E[tau], accepted draft tokens per round; block efficiency is this plus 1.
+        weights: W_v(tree) = P(node v is on the emitted path | tree), a mapping per tree, the root
             left out.
     """
 
@@ -88,8 +88,8 @@ def solve_tree(random_tree: RandomTree, target: Tabular) -> TreeOptimum:
         One variable per node of every tree.
 
     Reference:
-        Block Verification (Sun et al., arXiv 2403.10444) gives the optimum for one path in closed
-        form, which this equals.
+        Block Verification (Sun et al., arXiv 2403.10444) gives the optimum for a single path in
+        closed form, which this equals.
     """
     columns = [
         (tree, node) for tree, nodes in enumerate(random_tree.trees) for node in sorted(nodes)
@@ -169,5 +169,5 @@ def _sums(groups: Int64[np.ndarray, " columns"], num_groups: int) -> coo_array:
 def _shrink(
     masses: Float64[np.ndarray, " n"], limits: Float64[np.ndarray, " n"]
 ) -> Float64[np.ndarray, " n"]:
-    """Factors, at most one, that bring masses under their limits."""
+    """Factors, at most 1, that bring masses under their limits."""
     return np.divide(limits, masses, out=np.ones_like(masses), where=masses > limits)

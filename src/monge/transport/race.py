@@ -1,7 +1,7 @@
 """P(every draw without replacement falls in H), by racing exponential clocks.
 
 Drawing K tokens without replacement from q is the order of arrival of independent clocks, token i
-at rate q_i. All K draws lie in H when at least K clocks of H ring before the first one outside.
+at rate q_i. All K draws lie in H when at least K clocks of H ring before the first clock outside.
 """
 
 import math
@@ -13,7 +13,7 @@ from jaxtyping import Float64
 from monge.transport.laws import Vector
 
 FIRST_TIME: Final = 1e-18
-"""Start of the integral: clocks outside H, of rates that sum to at most one, ring before it with probability 1e-18."""
+"""Start of the integral: clocks outside H, of rates that sum to at most 1, ring before it with probability 1e-18."""
 
 LAST_WAIT: Final = 42.0
 """End of the integral, in mean waits of the slowest last clock: exp(-42) < 1e-18 is left."""
@@ -35,11 +35,11 @@ def prefix_containment(
     """P(all `width` draws without replacement from q are among its first h tokens), for h = 1..support.
 
     Args:
-        q: Positive masses in the order that makes the prefixes; they sum to one.
+        q: Positive masses in the order that makes the prefixes; they sum to 1.
         width: Number of draws; the whole support is drawn where that is smaller.
 
     Returns:
-        Containment of each prefix, absolute error below 1e-14; one for the whole support.
+        Containment of each prefix, absolute error below 1e-14; 1 for the whole support.
     """
     width = min(width, q.size)
     if width == 1:

@@ -31,7 +31,7 @@ class RandomTree:
 
     Args:
         trees: Distinct sets of nodes, each closed under taking parents.
-        probs: Their masses, positive, summing to one, `[trees]`.
+        probs: Their masses, positive, summing to 1, `[trees]`.
 
     Raises:
         LawError: If the masses are no law, or a node lacks its parent.

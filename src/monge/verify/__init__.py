@@ -1,1 +1,1 @@
-"""Verifiers, one a file: rules that keep drafted tokens and preserve the target's law."""
+"""Verifiers: rules that keep drafted tokens and preserve the target's law."""

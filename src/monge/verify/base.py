@@ -50,7 +50,7 @@ class _Declarations(ABC):
 
 
 class NodeRule(_Declarations):
-    """A rule for one node: the usual way to add a verifier."""
+    """A rule for a single node: the usual way to add a verifier."""
 
     @abstractmethod
     def emit(
@@ -61,7 +61,7 @@ class NodeRule(_Declarations):
         Args:
             target_law: Law of the next token at this node.
             proposal: Proposal of the candidates.
-            candidates: The candidates' tokens in drawing order, repeats kept; at least one.
+            candidates: The candidates' tokens in drawing order, repeats kept; not empty.
             draws: Source of randomness.
 
         Returns:
@@ -92,7 +92,7 @@ class Verifier(_Declarations):
         """Verify the trees of several requests; each verdict is that of `verify`.
 
         A request draws from its own source only, in the same order as alone. If its target logits
-        are not finite, it gets the error instead of a verdict; the others are not affected.
+        are not finite, it gets the error instead of a verdict; other requests are not affected.
         """
         verdicts = self.by_programs(scored)
         return [
@@ -124,7 +124,7 @@ Rule = NodeRule | Verifier
 
 
 class Descent:
-    """The walk of one request down its tree: it asks for a token at each node with candidates, and follows it.
+    """The walk of a request down its tree: at each node with candidates, it takes a token from the rule and follows it.
 
     Args:
         scored: The scored tree of the request.
@@ -132,7 +132,7 @@ class Descent:
         examined: `Verdict.examined` of the nodes above the last of them.
 
     Raises:
-        ProposalMismatchError: If there is not one law for every node.
+        ProposalMismatchError: If the numbers of laws and nodes differ.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Descent:
 
 
 def check_laws(tree: TokenTree, target_laws: LawSequence) -> None:
-    """Raise `ProposalMismatchError` unless there is one law for every node."""
+    """Raise `ProposalMismatchError` unless there is a law for every node."""
     if len(target_laws) != tree.num_nodes:
         raise ProposalMismatchError(
             f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came"
@@ -250,7 +250,7 @@ def unsupported_reason(
     Args:
         rule: A node rule or a verifier; a `Walk` answers for its rule.
         proposals: Kinds of proposals that may occur.
-        max_width: Most candidates of one node; `None` for unbounded.
+        max_width: Most candidates of a node; `None` for unbounded.
     """
     rule = rule.rule if isinstance(rule, Walk) else rule
     name = rule.title

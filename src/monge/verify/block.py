@@ -18,7 +18,7 @@ from monge.verify.whole_tree import decided_part, offered, walk_on
 
 @dataclass(frozen=True, slots=True)
 class Block(Verifier):
-    """Decide on the whole drafted block: a probable token can compensate an improbable earlier one.
+    """Decide on the whole drafted block: a probable token can compensate an improbable earlier token.
 
     Law:
         The accepted prefix, the token after it, and the target's own continuation together follow
@@ -39,10 +39,10 @@ class Block(Verifier):
         ends.
 
     Reference:
-        Block Verification (Sun et al., arXiv 2403.10444), Algorithm 2 and Theorem 3: no rule for
-        one path that leaves later rounds alone accepts more on average, `sum over d and x of min
+        Block Verification (Sun et al., arXiv 2403.10444), Algorithm 2 and Theorem 3: no rule for a
+        single path that leaves later rounds alone accepts more on average, `sum over d and x of min
         over k of q(x_1..x_k) p(x_(k+1)..x_d | x_1..x_k)`. The capped rule of Hierarchical
-        Speculative Decoding (arXiv 2601.05724) is this one in other letters.
+        Speculative Decoding (arXiv 2601.05724) is the same rule in another notation.
     """
 
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})

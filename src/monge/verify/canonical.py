@@ -1,4 +1,4 @@
-"""Select one candidate, then accept it as if it were the only one."""
+"""Select one candidate, then accept it as if it were the only candidate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,12 +25,13 @@ class Canonical(FlowRule):
     The winner is then accepted or refused by a single-draft step.
 
     Law:
-        The emitted token follows p for independent draws from one law (`Iid`) or from different
-        ones (`Independent`), and for deterministic candidates, which are left to the target walk.
+        The emitted token follows p for independent draws from the same law (`Iid`) or from
+        different laws (`Independent`), and for deterministic candidates, which are left to the
+        target walk.
 
     Rule:
         For X_1 ~ q_1 and X_2 ~ q_2, tokens by decreasing `p - q_1 q_2`: a pair of two of the first
-        s tokens selects i with probability w_ij, a pair with one of them selects that one, any
+        s tokens selects i with probability w_ij, a pair with one of them selects that token, any
         other pair the higher ranked token (`ranked`) or X_1 (`first`). w maximises `sum min(p, x)`,
         x the law of the selected token; x is *recomputed from w clipped to [0, 1]*. The winner, of
         law x, meets X_3 ~ q_3 in the same way, and so on. Accept the last winner z with probability
@@ -39,8 +40,8 @@ class Canonical(FlowRule):
         more.
 
     Cost:
-        For each candidate after the first a linear program with s (s + 1) / 2 variables, about a
-        millisecond at s = 5, and a sort of the draft laws' supports; O(vocab) after a rejection.
+        For each candidate after the first, a linear program with s (s + 1) / 2 variables (about a
+        millisecond at s = 5), and a sort of the draft laws' supports. O(vocab) after a rejection.
 
     Reference:
         Khisti et al., arXiv 2410.18234, Theorem 1 and section 4 (p and q are swapped there). The
@@ -111,7 +112,7 @@ class Canonical(FlowRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Match:
-    """The selection at one node; tokens are counted by their place in `tokens`."""
+    """The selection at a node; tokens are numbered by their index in `tokens`."""
 
     tokens: Int64[Tensor, " support"]
     target: Float64[np.ndarray, " support"]

@@ -22,10 +22,10 @@ from monge.verify.problem import NodeProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Flow:
-    """A coupling of the candidates with s p, seen from one tuple of candidates.
+    """A coupling of the candidates with s p, given a tuple of candidates.
 
     Args:
-        accept_probs: pi(x | candidates) of every distinct candidate; they sum to at most one.
+        accept_probs: pi(x | candidates) of every distinct candidate; they sum to at most 1.
         token_ids: Increasing ids of the tokens with accepted mass, `[support]`.
         masses: y(x) = E[pi(x | candidates)] over the draws of the candidates (and of the rule),
             `[support]`; y <= s p.
@@ -79,7 +79,7 @@ class LazyFlow(Flow):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Emission:
-    """The emitted law given one tuple of candidates, if the averages y have no closed form.
+    """The emitted law given a tuple of candidates, if the averages y have no closed form.
 
     With e(x | candidates) the law of the emitted token (1 - s is missing from it on average), E[e(x
     | candidates)] = s p(x).
@@ -98,7 +98,7 @@ class Emission:
 class FlowRule(NodeRule):
     """A node rule that can be lifted to whole trees: it has flows of scaled targets.
 
-    A scaled target is the rule run on the law (s p, 1 - s) with one more symbol that is never
+    A scaled target is the rule run on the law (s p, 1 - s) with an additional symbol that is never
     drafted; that symbol and every token that is not a candidate read "nothing accepted".
 
     Attributes:
@@ -110,7 +110,7 @@ class FlowRule(NodeRule):
 
     @abstractmethod
     def flow(self, problem: NodeProblem) -> Flow | Emission:
-        """The flow at one node."""
+        """The flow at a node."""
 
 
 def total_of(masses: Iterable[float] | Float64[Tensor, " masses"]) -> float:

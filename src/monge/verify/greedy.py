@@ -1,4 +1,4 @@
-"""The optimal rule for top tokens and one draw beside them."""
+"""The optimal rule for top tokens and a draw beside them."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from monge.verify.single_draft import SingleDraft
 
 @dataclass(frozen=True, slots=True)
 class Greedy(SingleDraft):
-    """Single-draft step with the one sampled candidate.
+    """Single-draft step with the sampled candidate.
 
     The residual delivers the deterministic candidates.
 

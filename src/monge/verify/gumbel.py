@@ -39,11 +39,11 @@ class Gumbel(Verifier):
         many for each shared child.
 
     Args:
-        num_drafts: K, best the width of the `shared` children: further ones race on clocks that
-            nobody compares. Another K is another text.
+        num_drafts: K, best the width of the `shared` children: further clocks are drawn and never
+            compared. Another K is another text.
 
     Raises:
-        OptionError: If K is below one.
+        OptionError: If K is below 1.
 
     Reference:
         Daliri et al., arXiv 2408.07978 (K = 1, drafter invariance); Rowan et al., arXiv 2506.05632

@@ -1,4 +1,4 @@
-"""K-SEQ: independent candidates tested one after another with one scaled ratio."""
+"""K-SEQ: independent candidates, tested in turn with the same scaled ratio."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from monge.verify.problem import NodeProblem
 
 @dataclass(frozen=True, slots=True)
 class KSeq(FlowRule):
-    """Test every draw against the same p / (rho q), rho large enough that one residual pays for all tests.
+    """Test every draw against the same p / (rho q), rho large enough that a single residual pays for all tests.
 
     Law:
         The emitted token follows p for independent draws from q (`Iid`), repeats kept: their number
@@ -39,7 +39,7 @@ class KSeq(FlowRule):
 
     Reference:
         SpecTr (Sun et al., arXiv 2310.15141), Algorithm 2; p and q are swapped there. The root is
-        found to the last bit.
+        exact to the last bit.
     """
 
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})

@@ -1,9 +1,9 @@
-"""Layer Verification: any coupling of one node, lifted to whole trees layer by layer.
+"""Layer Verification: any coupling of a node, lifted to whole trees layer by layer.
 
 Weights from the root down, a decision from the deepest layer up.
 
 p = target law. H_j is the tree down to layer j, with all that its flows have drawn. *Theorem.* Let
-w be adapted to H, not above one in any layer together with what is kept there from above, and let
+w be adapted to H, not above 1 in any layer together with what is kept there from above, and let
 every node v pass on `E[w_vx | H_j] = F_v(x) <= w_v p(x)` and keep R_v = w_v p - F_v in its own
 layer, or pass on w_vx and keep e_v in the layer of its children, with `E[w_vx + e_v(x) | H_j] = w_v
 p(x)`. Then the decision from below is lossless, and E[tau] is the expected sum of all w.
@@ -75,7 +75,7 @@ RULE_OF: Final[Mapping[type[Proposal], FlowRule]] = {
     WithoutReplacement: RrsWithoutReplacement(),
     Independent: Canonical(),
 }
-"""Default rule of every way of drawing, and of its subclasses: the optimal one, if there is one."""
+"""Default rule of every way of drawing, and of its subclasses: the optimal rule, if it is known."""
 
 ONE_DRAW: Final = SingleDraft()
 """Optimal for a single draw, with nothing to sort and no positions to draw."""
@@ -90,7 +90,7 @@ _PROGRAMS: Final = Programs(
 
 @dataclass(frozen=True, slots=True)
 class Layer(Verifier):
-    """Weigh all paths of the tree from the root down with a coupling of one node, then decide from the deepest layer up.
+    """Weigh all paths of the tree from the root down with a coupling at each node, then decide from the deepest layer up.
 
     Law:
         The accepted path, the token after it, and the target's own continuation together follow the
@@ -106,25 +106,25 @@ class Layer(Verifier):
         child of x gets `(w_v / s) pi(x)`, and v keeps `R_v = w_v p - (w_v / s) y`. A node without
         candidates keeps `R_v = w_v p`. Where y has no closed form, what the inner rule emits beside
         the candidates, `(w_v / s) e(. | candidates)`, is kept in the layer of the children instead.
-        Up: in each layer let r be the sum of all |R|, and f one minus the sum of all w and of what
+        Up: in each layer let r be the sum of all |R|, and f be 1 minus the sum of all w and of what
         is kept from above. With probability `r / (r + f)` stop here: pick R with probability |R| /
         r, emit `y ~ R`. The first layer always stops. The expected number of accepted tokens is the
         expected sum of all w: in the first layer the inner rule's own acceptance; deeper, a smaller
         s lets it accept a larger part of s p than node by node.
 
     Cost:
-        One flow for every node with candidates and w > 0; the target's laws at the other nodes are
-        not looked at, except at the one that is stopped at. A chain of single draws is decided by
-        `block`, the same rule.
+        A flow for every node with candidates and w > 0. Of the other nodes, only that at which the
+        decision stops needs the target's law. A chain of single draws is decided by `block`, the
+        same rule.
 
     Reference:
         Layer Verification (Cha, Cho, Yun, AdaptFM workshop at ICML 2026), from its abstract: the
-        form here is re-derived, the proof our own. For one candidate a node it is Block
-        Verification (Sun et al., arXiv 2403.10444); with one greedy draw, our reading of UniVer
+        form here is re-derived, the proof our own. For one candidate per node it is Block
+        Verification (Sun et al., arXiv 2403.10444); with a greedy draw, our reading of UniVer
         (arXiv 2605.04543).
 
     Args:
-        inner: A node rule, or its name with settings; `None` takes the best known one for the way
+        inner: A node rule, or its name with settings; `None` takes the best known rule for the way
             each node was drawn.
     """
 
@@ -168,12 +168,12 @@ class Layer(Verifier):
         return walk_on(scored, layers.ascend())
 
     def flow(self, problem: NodeProblem) -> Flow | Emission:
-        """The flow of the inner rule at one node."""
+        """The flow of the inner rule at a node."""
         return (_best_rule(problem) if self.inner is None else self._rules[0]).flow(problem)
 
 
 def _is_block(tree: TokenTree) -> bool:
-    """Return whether a tree is a chain of one draw a node, whose widths are declared and not drawn."""
+    """Return whether a tree is a chain of single draws, whose widths are declared and not drawn."""
     pairs = zip(tree.proposals, tree.candidates, strict=True)
     drawn = [isinstance(proposal, Iid) and len(nodes) == 1 for proposal, nodes in pairs if nodes]
     return bool(drawn) and all(drawn) and len(drawn) == tree.num_nodes - 1
@@ -214,7 +214,7 @@ class NodeResidual:
 
 
 class LayerPass:
-    """The passes over one tree."""
+    """The passes over a tree."""
 
     def __init__(self, scored: ScoredTree) -> None:
         self._scored = scored
@@ -230,7 +230,7 @@ class LayerPass:
         return bool(self._parents())
 
     def problems(self) -> Sequence[NodeProblem]:
-        """The questions to the inner rule, one for every node of the layer that has candidates."""
+        """The problems of the inner rule, at every node of the layer that has candidates."""
         scale = self._scale()
         return [self._scored.problem(node, scale) for node in self._parents()]
 

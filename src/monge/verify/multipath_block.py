@@ -29,11 +29,11 @@ class MultipathBlock(Verifier):
 
     Rule:
         At every node order tokens by increasing (p / q, id) and follow the largest candidate. With
-        C_x the mass of q up to and with x in that order and C_x- without x, the path of K
-        independent ones selected in this way has the law `r(x | u) = [(l + Q C_x)^K - (l + Q
-        C_x-)^K] / [(l + Q)^K - l^K]`; at the root l = 0 and Q = 1, and below x `l' = l + Q C_x-`,
-        `Q' = Q q_x`. Where the number of draws was fixed for the node itself (`Iid`), K is that
-        number and l = 0, Q = 1 start anew. Block verification on the path, with r in place of q.
+        C_x the mass of q up to and with x in that order and C_x- without x, the path selected in
+        this way from K independent paths has the law `r(x | u) = [(l + Q C_x)^K - (l + Q C_x-)^K] /
+        [(l + Q)^K - l^K]`; at the root l = 0 and Q = 1, and below x `l' = l + Q C_x-`, `Q' = Q
+        q_x`. Where the number of draws was fixed for the node itself (`Iid`), K is that number and
+        l = 0, Q = 1 start anew. Block verification on the path, with r in place of q.
 
     Cost:
         O(s log s) for each node of the selected path, s = support of q, and then as `block`; the
@@ -94,7 +94,7 @@ def _select(tree: TokenTree, target_laws: LawSequence) -> tuple[list[int], list[
 
 @dataclass(frozen=True, slots=True)
 class _Along:
-    """The laws along a path, made when they are asked for."""
+    """The laws along a path, computed when they are read."""
 
     laws: LawSequence
     path: Sequence[int]

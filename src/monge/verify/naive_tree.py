@@ -1,4 +1,4 @@
-"""One maximal-coupling step with the first candidate; the correction may hit another one."""
+"""One maximal-coupling step with the first candidate; the correction may hit another candidate."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ class NaiveTree(SingleDraft):
 
     Law:
         The emitted token follows p for independent draws from q (`Iid`) and for deterministic
-        candidates. The rule reads the first candidate only, and that one was drawn from q whatever
-        the others are.
+        candidates. The rule reads the first candidate only, which was drawn from q whatever the
+        other candidates are.
 
     Rule:
         Accept X_1 with probability `min(1, p_X1 / q_X1)`; otherwise emit `y ~ res = (p - q)_+ / |(p

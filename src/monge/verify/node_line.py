@@ -1,9 +1,10 @@
-"""The line of one node on the host: laws in, decisions out.
+"""The line of a node on the host: laws in, decisions out.
 
-p = target (sub-)law, q = draft law, K = number of draws. One node has some tens of tokens and a few
-draws, and the price of an operation on a vector is its call, so the line is built with numpy, and
-each draw is handled as plain numbers: a tenth of the time that `verify/functional/lines.py` takes
-for one row. That module has the theory, decides batches on a device, and rounds alike.
+p = target (sub-)law, q = draft law, K = number of draws. A node has some tens of tokens and a few
+draws, so an operation on a vector costs little more than its call. The line is therefore built with
+numpy, and each draw is handled as plain numbers. This takes a tenth of the time that
+`verify/functional/lines.py` takes for a row. That module has the theory, decides batches on a
+device, and rounds alike.
 """
 
 import math
@@ -27,7 +28,7 @@ Number = TypeVar("Number", float, np.ndarray)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeLine:
-    """The line of one node; fields as in `Lines` for one node, and the tokens in the order of the line."""
+    """The line of a node; fields are a row of those of `Lines`, and the tokens in the order of the line."""
 
     width: int
     floor: float
@@ -85,7 +86,7 @@ class NodeLine:
         return best if scores[best] > self.floor else None
 
     def win_probs(self, candidates: Sequence[int], positions: Sequence[float]) -> list[float]:
-        """Probability, over the swaps, that each draw is the accepted one given all positions."""
+        """Probability, over the swaps, that each draw is accepted, given all positions."""
         scores = [
             self.scores(column, position)
             for column, position in zip(candidates, positions, strict=True)
@@ -172,7 +173,7 @@ class NodeLine:
 
 
 def decide(p: Law, q: Law, drawn: Sequence[int], draws: Draws) -> int:
-    """Accept one of some independent draws from q, or draw from the rest of p; two uniforms a draw."""
+    """Accept one of several independent draws from q, or draw from the rest of p; two uniforms per draw."""
     part = q.sparse()
     token_ids, p_masses = part.token_ids, p.at(part.token_ids)
     line = NodeLine.build(p_masses.cpu().numpy(), part.probs.cpu().numpy(), len(drawn))
@@ -184,7 +185,7 @@ def decide(p: Law, q: Law, drawn: Sequence[int], draws: Draws) -> int:
 
 
 def chances(problem: NodeProblem) -> Flow:
-    """Return the flow to the independent draws of a node, given their positions: one uniform a draw."""
+    """Return the flow to the independent draws of a node, given their positions: a uniform per draw."""
     part, drawn = problem.draft_law.sparse(), problem.drawn
     positions = [problem.draws.uniform() for _ in drawn]
     p = (problem.scale * problem.target_law.at(part.token_ids)).cpu().numpy()
@@ -201,7 +202,7 @@ def chances(problem: NodeProblem) -> Flow:
 
 
 def _columns(token_ids: Int64[np.ndarray, " support"], drawn: Sequence[int]) -> list[int]:
-    """Places of drawn tokens in the support, -1 for one outside it."""
+    """Indices of drawn tokens in the support, -1 for a token outside it."""
     places = np.minimum(np.searchsorted(token_ids, drawn), token_ids.size - 1)
     return np.where(token_ids[places] == drawn, places, -1).tolist()
 

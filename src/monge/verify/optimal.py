@@ -1,4 +1,4 @@
-"""The optimal coupling of one node: every draw gets a score, the smallest one below a threshold is accepted."""
+"""The optimal coupling of a node: every draw gets a score, and the smallest below a threshold is accepted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

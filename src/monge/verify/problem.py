@@ -1,4 +1,4 @@
-"""The questions that rules answer: one node, or one request's tree."""
+"""The problems that rules solve: a node, or a request's tree."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,14 @@ from monge.core.verdict import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeProblem:
-    """One node whose candidates are drawn, with the target's law there; rules of whole trees scale it down.
+    """A node whose candidates are drawn, with the target's law there; rules of whole trees scale the law down.
 
     Args:
         target_law: p, the law of the next token at this node.
         scale: s in (0, 1]; the mass to be transported is s p, and 1 - s stands for "nothing
             accepted".
         proposal: Proposal of the candidates.
-        candidates: The candidates' tokens in drawing order, repeats kept; at least one.
+        candidates: The candidates' tokens in drawing order, repeats kept; not empty.
         draws: Source of randomness for rules that realise part of their decision.
     """
 

@@ -1,13 +1,13 @@
 """Verdicts of requests on a device by the tensor programs of `verify/functional.py`.
 
-The host waits once for all requests whose trees have one shape, and for all chains of one kind,
-where the objects wait at every node.
+The host waits once for all requests whose trees have the same shape, and once for all chains of the
+same kind. The objects wait at every node.
 
-Left to the objects are rules without `programs`, trees that mix ways of drawing, logits processors,
-draws that cannot be peeked, and everything on a CPU, where a vector's price is its call. Likewise
-draws without replacement in layers, whose default rule is `traversal`, deterministic candidates of
-`block` and `rrs` beside nodes with drawn ones, which no tree has, and rules that solve a program or
-search at each node.
+The objects decide for rules without `programs`, trees that mix ways of drawing, logits processors,
+and draws that cannot be peeked. They also decide everything on a CPU, where the call dominates the
+cost of a vector operation. Three more cases are left to them: draws without replacement in layers,
+whose default rule is `traversal`; rules that solve a program or search at each node; and
+deterministic candidates of `block` and `rrs` beside nodes with drawn candidates, which no tree has.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -89,9 +89,10 @@ class Programs:
     """The programs of a rule.
 
     Args:
-        by_kind: Program of the trees whose candidates are all drawn in one of some ways.
-        max_width: Most candidates of one node, if bounded.
-        takes_fixed_nodes: Whether trees of drawn candidates may have nodes without any.
+        by_kind: Program of the trees whose candidates are all of this kind.
+        max_width: Most candidates of a node, if bounded.
+        takes_fixed_nodes: Whether trees of drawn candidates may have nodes without drawn
+            candidates.
     """
 
     by_kind: Mapping[type[Proposal], Program]
@@ -146,7 +147,7 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """One request's tree, for a program.
+    """A request's tree, for a program.
 
     Args:
         scored: The tree, its laws and draws.
@@ -155,7 +156,7 @@ class _Question:
         rules: How they become p.
         record: See `StackedLaws.record`.
         children: Shape of the tree.
-        fixed: Number of deterministic candidates of each node beside drawn ones.
+        fixed: Number of deterministic candidates of each node beside drawn candidates.
         laws: q of every node; empty if the program reads none.
         draws: The draws of the request.
     """
@@ -172,7 +173,7 @@ class _Question:
 
     @property
     def key(self) -> Hashable:
-        """Equal for questions that one call answers."""
+        """Equal for questions that the same call answers."""
         is_dense = all(map(_is_dense, self.laws))
         shape = None if self.is_padded else (self.children, self.fixed)
         logits = self.logits.shape[1], self.logits.dtype
@@ -180,7 +181,7 @@ class _Question:
 
     @property
     def is_padded(self) -> bool:
-        """True for chains, which one call takes in several lengths."""
+        """True for chains: a call takes chains of several lengths."""
         return self.program in _OF_CHAINS and self.children == _chain(len(self.children))
 
 
@@ -191,7 +192,7 @@ def _num_fixed(proposal: Proposal, own: tuple[int, ...]) -> int:
 
 
 def _draft_laws(tree: TokenTree) -> tuple[Law, ...]:
-    """Return the draft law of every node; at leaves, which are not asked, that of another node."""
+    """Return the draft law of every node; at leaves, whose laws are not read, that of another node."""
     laws = [
         proposal.law if isinstance(proposal, Iid | WithoutReplacement | Mixed) else None
         for proposal in tree.proposals
@@ -265,20 +266,20 @@ def _padded(rows: Sequence[Tensor], size: int) -> Tensor:
 
 
 def _joined(rows: Sequence[Tensor]) -> Tensor:
-    """Stack tensors, padded with zeros to the longest. Where nothing is to be padded, one call copies all."""
+    """Stack tensors, padded with zeros to the longest. If nothing needs padding, a single call copies all."""
     are_equal = len({len(row) for row in rows}) == 1
     return torch.stack(list(rows)) if are_equal else pad_sequence(list(rows), batch_first=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _ConfiguredProgram:
-    """A program for trees of one shape, with its settings; a `Recordable`.
+    """A program for trees of the same shape, with its settings; a `Recordable`.
 
     Args:
         law: The sampling rules, or their kind: `numbers_of` the requests are then the first input.
         program: The program.
         children: Shape of the trees.
-        fixed: Number of deterministic candidates of each node beside drawn ones.
+        fixed: Number of deterministic candidates of each node beside drawn candidates.
     """
 
     law: SamplingRules | str

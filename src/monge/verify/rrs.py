@@ -18,13 +18,13 @@ from monge.verify.programs import Programs, walk
 
 @dataclass(frozen=True, slots=True)
 class Rrs(FlowRule):
-    """Try the candidates one after another, each against what the rejections so far have left of p.
+    """Try the candidates in turn, each against what the rejections so far have left of p.
 
     Law:
         The emitted token follows p for independent draws from q (`Iid`), deterministic candidates
         (each a point mass), and deterministic candidates followed by independent draws (`Mixed`).
-        Invariant: before each test, if its candidate were the only one, the output law would be the
-        current P.
+        Invariant: before each test, if its candidate were the only candidate, the output law would
+        be the current P.
 
     Rule:
         `P = p`; for X in drawing order, drawn from q: accept with probability `min(1, P_X / q_X)`,
@@ -33,12 +33,12 @@ class Rrs(FlowRule):
         counts. Acceptance is `1 - prod_k (1 - beta_k)`, `beta_k = sum_i min(P_i, q_i)` of the k-th test.
 
     Cost:
-        O(K vocab) for K candidates in the worst case, one residual per rejection.
+        O(K vocab) for K candidates in the worst case, a residual per rejection.
 
     Reference:
         SpecInfer (Miao et al., arXiv 2305.09781, Algorithm 2; it visits candidates in random order,
-        which is the same law for exchangeable ones); recursive speculative decoding (Jeon et al.,
-        arXiv 2402.14160); MCSD (Yang et al., arXiv 2401.06706).
+        which is the same law for exchangeable candidates); recursive speculative decoding (Jeon et
+        al., arXiv 2402.14160); MCSD (Yang et al., arXiv 2401.06706).
     """
 
     accepts = frozenset[type[Proposal]]({Iid, Mixed, Deterministic})

@@ -56,7 +56,7 @@ class RrsWithoutReplacement(FlowRule):
         return emitted(target_law, proposal, distinct, draws, replacement=False)
 
     def flow(self, problem: NodeProblem) -> Flow | Emission:
-        """The flow of `emit`. The residual depends on the rejected tokens, so y has a closed form for one candidate only."""
+        """The flow of `emit`. The residual depends on rejected tokens, so y has a closed form for a single candidate only."""
         proposal = problem.proposal
         if not isinstance(proposal, WithoutReplacement | Iid):
             return walked(problem)

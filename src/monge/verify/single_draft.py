@@ -1,4 +1,4 @@
-"""Speculative sampling with one candidate: the maximal coupling."""
+"""Speculative sampling with a single candidate: the maximal coupling."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from monge.verify.rrs import emitted
 
 @dataclass(frozen=True, slots=True)
 class SingleDraft(FlowRule):
-    """Accept the one candidate with probability min(1, p/q), otherwise draw from what p has beyond q.
+    """Accept the candidate with probability min(1, p/q), otherwise draw from what p has beyond q.
 
     Law:
         The emitted token follows p when the candidate x was drawn from q (`Iid`, width 1), or is a
@@ -48,9 +48,9 @@ class SingleDraft(FlowRule):
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, the residual's hits included; the other candidates are independent of the first draw.
 
-        With `m = min(s p, q)`: `pi(X_1) = m / q`, then `pi(t) = (1 - pi(X_1)) (s p - m)(t) / (1 - |m|)`
-        for the other candidates; `y = m + (s p - m) (1 - (1 - q)^(K - 1))`, and `y = s p` for fixed
-        ones.
+        With `m = min(s p, q)`: `pi(X_1) = m / q`, then `pi(t) = (1 - pi(X_1)) (s p - m)(t) / (1 -
+        |m|)` for the other candidates; `y = m + (s p - m) (1 - (1 - q)^(K - 1))`, and `y = s p` for
+        fixed candidates.
         """
         proposal = problem.proposal
         if not isinstance(proposal, Iid | Mixed):

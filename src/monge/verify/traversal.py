@@ -26,10 +26,11 @@ class Traversal(Verifier):
 
     Law:
         The accepted path, the token after it, and the target's own continuation together follow the
-        target's law, for candidates drawn without replacement *in drawing order*, for independent
-        draws (repeats dropped), deterministic candidates, and deterministic ones followed by
-        independent draws. Whether a node has candidates may depend on anything known before they
-        are drawn. Below a node with candidates of `Arbitrary` origin the target walk decides.
+        target's law, for candidates drawn without replacement *in drawing order* and for
+        independent draws (repeats dropped). The same holds for deterministic candidates, alone or
+        followed by independent draws. Whether a node has candidates may depend on anything known
+        before they are drawn. Below a node with candidates of `Arbitrary` origin the target walk
+        decides.
 
     Rule:
         To visit a node with weight a: `P = p`, `Q = q`; for each child c in drawing order, visit it
@@ -43,7 +44,7 @@ class Traversal(Verifier):
         O(support of p) for each child that is rejected; all nodes are visited in the worst case.
 
     Reference:
-        Traversal Verification (arXiv 2505.12398). For one child a node it is Block Verification
+        Traversal Verification (arXiv 2505.12398). For one child per node it is Block Verification
         (Sun et al., arXiv 2403.10444), and optimal; for more it is lossless, not optimal.
     """
 
@@ -66,7 +67,7 @@ class Traversal(Verifier):
 
 
 class _TreeOfRequest:
-    """The tree of one request; see `functional.rejection.TreeProblem`."""
+    """The tree of a request; see `functional.rejection.TreeProblem`."""
 
     whole, is_open = 1.0, np.True_
 

@@ -36,12 +36,12 @@ def decided_part(
     Args:
         rule: The rule.
         tree: The whole tree.
-        target_laws: One law a node.
+        target_laws: A law per node.
         walked: Kinds of proposals that are left to the target walk; see `walk_on`.
 
     Raises:
-        ProposalMismatchError: If there is not one law a node, or the rule is not exact for this
-            tree.
+        ProposalMismatchError: If the numbers of laws and nodes differ, or the rule is not exact for
+            this tree.
     """
     check_laws(tree, target_laws)
     cut, is_drawn = set[int](), False

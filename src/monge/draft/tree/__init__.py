@@ -1,1 +1,1 @@
-"""Tree builders, one a file: which nodes get children, how many, and how they are drawn."""
+"""Tree builders decide which nodes get children, how many, and how they are drawn."""

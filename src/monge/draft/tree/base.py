@@ -18,7 +18,7 @@ class TreeLimits:
 
     Args:
         proposes: Kinds of proposals it uses.
-        max_width: Most candidates of one node.
+        max_width: Most candidates of a node.
         max_depth: Deepest node.
         max_nodes: Most drafted nodes, the root not counted.
     """
@@ -68,11 +68,11 @@ class TreeBuilder(ABC):
 
 @dataclass(frozen=True, slots=True)
 class ByRequest(TreeBuilder):
-    """Build one tree for greedy requests, and another tree for sampled requests.
+    """Build a tree for greedy requests, and another tree for sampled requests.
 
-    Greedy requests gain from several of the most probable tokens, sampled ones from draws of the
-    draft law. A drafter that does not call `under` builds the sampled trees, which are exact for
-    greedy requests too.
+    Greedy requests gain from several of the most probable tokens, sampled requests from draws of
+    the draft law. A drafter that does not call `under` builds the sampled trees, which are exact
+    for greedy requests too.
 
     Args:
         greedy: For requests at temperature 0.

@@ -25,7 +25,7 @@ class BestFirst(TreeBuilder):
 
     Args:
         num_nodes: Drafted nodes.
-        depth: Deepest node; one forward of the draft model per level.
+        depth: Deepest node; a forward of the draft model per level.
         width: Candidates looked at per node.
         beam: Nodes read per level.
 

@@ -75,7 +75,7 @@ class GreedyPlusOne(Children):
 class MixedChildren(Children):
     """The most probable tokens, and independent draws from the other tokens.
 
-    A node with fewer candidates than `num_fixed` + 1 has one draw and top tokens beside it; a law
+    A node with fewer candidates than `num_fixed` + 1 has a draw and top tokens beside it; a law
     with no more tokens than candidates offers them all.
 
     Args:

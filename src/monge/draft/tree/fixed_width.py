@@ -1,4 +1,4 @@
-"""The same number of candidates for every node of a depth; chains have one."""
+"""The same number of candidates for every node of a depth; a chain has a single candidate per node."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from monge.draft.tree.children import check_kind, children_of, way_of_drawing
 
 
 class LevelTree(TreeBuilder):
-    """A tree whose nodes of one depth all have the same number of candidates."""
+    """A tree in which all nodes of a depth have the same number of candidates."""
 
     children: str
 
@@ -98,7 +98,7 @@ class FixedWidth(LevelTree):
 
     Under a plan with fewer nodes, a node whose candidates might not all fit gets none. A level is
     counted with the widths that its nodes declare, so which nodes these are depends on earlier
-    levels only, not on repeated tokens of this one.
+    levels only, not on repeated tokens of this level.
 
     Args:
         widths: Candidates per node, from the root downwards.
@@ -127,11 +127,11 @@ class FixedWidth(LevelTree):
 
 @dataclass(frozen=True, slots=True)
 class Chain(LevelTree):
-    """A chain: one child per node, drawn from the draft law or its most probable token.
+    """A chain: a child per node, drawn from the draft law or its most probable token.
 
     Args:
         depth: Number of draft tokens.
-        children: `iid` draws the token, `top` takes the most probable one.
+        children: `iid` draws the token, `top` takes the most probable token.
 
     Reference:
         Leviathan et al., arXiv 2211.17192.

@@ -14,7 +14,7 @@ from monge.draft.tree.base import TreeBuilder, TreeLimits, nodes_left
 
 @dataclass(frozen=True, slots=True)
 class Paths(TreeBuilder):
-    """Paths drawn independently from the root, as one prefix tree that remembers how many of them pass each node.
+    """Paths drawn independently from the root, as a prefix tree that counts the paths through each node.
 
     A node that m paths reach has m independent candidates, repeats kept: the rules for independent
     draws then verify it with its own number of draws. At most `num_paths` * `depth` nodes, and

@@ -1,1 +1,1 @@
-"""Heads that others have published, read from the files in which they are published."""
+"""Published heads, read from the files in which they are published."""

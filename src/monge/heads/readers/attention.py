@@ -18,7 +18,7 @@ class CacheAttention(nn.Module):
     Returns `[batch, nodes, heads, dim]`. A backend may replace it.
 
     Args:
-        scale: Factor of the scores; `None` for one over the root of the width of a key.
+        scale: Factor of the scores; `None` for 1 over the square root of the width of a key.
     """
 
     is_cache_attention: ClassVar = True
@@ -127,7 +127,7 @@ class GroupedAttention(nn.Module):
 
 
 class LatentAttention(nn.Module):
-    """Multi-head latent attention: keys and values are projected from one compressed vector.
+    """Multi-head latent attention: keys and values are projected from a compressed vector.
 
     Reference:
         DeepSeek-V2, arXiv 2405.04434; used by DeepSeek-V3, arXiv 2412.19437.

@@ -29,7 +29,7 @@ class PublishedHead(nn.Module, ABC):
 
     family: ClassVar[str]
     embedding: Tensor | None
-    """The head's own embeddings, if it has some."""
+    """The head's embeddings, if it has its own."""
 
     def __init__(
         self, hidden_size: int, vocab_size: int | None, num_layers: int | None = None
@@ -56,7 +56,7 @@ class PublishedHead(nn.Module, ABC):
         return [part for part in parts if isinstance(part, GroupedAttention | LatentAttention)]
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
-        """Return the indices of the hidden states that it reads; the last one unless said otherwise.
+        """Return the indices of the hidden states that the head reads; the last state by default.
 
         Raises:
             OptionError: If the target has too few layers.
@@ -125,12 +125,12 @@ class ChainHead(PublishedHead):
     fused_width: int
 
     def fuse(self, features: Nodes) -> Nodes:
-        """Fuse the target's watched states into one."""
+        """Fuse the target's watched states into a single state."""
         return features
 
     @abstractmethod
     def advance(self, embeddings: Nodes, states: Nodes, slots: CacheSlots) -> Nodes:
-        """Read one token per state and return the predicted states."""
+        """Read a token per state and return the predicted states."""
 
     @abstractmethod
     def logits(self, states: Nodes, unembed: Unembed) -> Float[Tensor, "nodes some"]:

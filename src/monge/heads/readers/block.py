@@ -25,14 +25,15 @@ Mask = Callable[[Int64[Tensor, "texts rows"], int], Bool[Tensor, "texts one rows
 class DFlashHead(PublishedHead):
     """Layers that read the target's fused states as context and predict a block of masked tokens in one pass.
 
-    The configuration lists the fused states as indices of the host's hidden states. Which token a
-    row predicts follows from `sample_from_anchor`, else from `shift_label`, else from the format.
+    The configuration lists the fused states as indices of the hidden states of `transformers`.
+    Which token a row predicts follows from `sample_from_anchor`, else from `shift_label`, else from
+    the format.
 
     Args:
         source: `fc.weight`, `hidden_norm.weight`, `layers.{i}.*`, `norm.weight`, and the method's
             own tensors; a Qwen3-like configuration with `block_size` and `mask_token_id`.
-        ids: Indices of the fused hidden states; `None` spreads one per layer of the head over the
-            target's layers.
+        ids: Indices of the fused hidden states; `None` spreads as many as the head has layers over
+            the target's layers.
         is_shifted: Whether row k is about token k + 1 of the block, the anchor being token 0;
             otherwise it is about token k, and the anchor's own row about nothing.
         is_speculators: Whether sliding windows follow the convention of the `speculators` library.
@@ -372,7 +373,7 @@ def recognises(checkpoint: Checkpoint) -> bool:
 
 
 def read(checkpoint: Checkpoint) -> DFlashHead:
-    """Read one in z-lab's or DeepSpec's format; Domino is refused."""
+    """Read a head in z-lab's or DeepSpec's format; Domino is refused."""
     config = {**checkpoint.config, **(checkpoint.config.get("dflash_config") or {})}
     source = Source.of(checkpoint, plain_names(checkpoint), config)
     architecture = str((config.get("architectures") or ["?"])[0])
@@ -394,7 +395,7 @@ def build(
     is_shifted: bool,
     is_speculators: bool = False,
 ) -> DFlashHead:
-    """Build one; for the arguments see `DFlashHead`."""
+    """Build a head; for the arguments see `DFlashHead`."""
     head = DFlashHead(source, ids, is_shifted=is_shifted, is_speculators=is_speculators)
     source.finish()
     return head

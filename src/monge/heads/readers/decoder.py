@@ -1,9 +1,9 @@
 """A decoder layer of a transformer.
 
-Layers of published heads are not those of one model: EAGLE-3 attends to embedding and state side by
-side, block drafters project keys of a context that they do not transform, and backends compile what
-comes before attention apart from what comes after it. So the layer is written out here, and only
-mixtures of experts are the host's own.
+Layers of published heads are not those of any single model: EAGLE-3 attends to embedding and state
+side by side, and block drafters project keys of a context that they do not transform. Backends
+compile what comes before attention apart from what comes after it. So the layer is written out
+here, and only mixtures of experts are those of `transformers`.
 """
 
 from typing import Any
@@ -24,7 +24,8 @@ from monge.heads.readers.source import Source
 class DecoderLayer(nn.Module):
     """Pre-norm attention and a feed-forward network with residual connections.
 
-    The checkpoint decides between latent and grouped attention, and between experts and one network.
+    The checkpoint decides between latent and grouped attention, and between experts and a single
+    network.
 
     Args:
         doubled: Whether attention reads embedding and state concatenated.
@@ -72,10 +73,10 @@ class DecoderLayer(nn.Module):
 
 
 class Experts(nn.Module):
-    """A mixture of routed experts, and experts shared by all tokens, as the host computes it.
+    """A mixture of routed experts, and experts shared by all tokens, as `transformers` computes it.
 
     With `gate.e_score_correction_bias` the mixture is DeepSeek-V3's, otherwise Qwen's. Experts are
-    stored one by one, or all in one tensor.
+    stored separately, or all in one tensor.
     """
 
     def __init__(self, source: Source, name: str) -> None:
@@ -137,7 +138,7 @@ def _expert_weights(source: Source, name: str, shape: tuple[int, ...]) -> Tensor
 
 
 def feed_forward(source: Source, name: str) -> GatedMlp | Experts:
-    """Return a mixture of experts if the checkpoint has a router, else one network."""
+    """Return a mixture of experts if the checkpoint has a router, else a single network."""
     if f"{name}.gate.weight" in source:
         return Experts(source, name)
     return GatedMlp(source, name, source.number("intermediate_size"))

@@ -30,9 +30,9 @@ class Eagle3Head(ChainHead):
     `norm_output` is set. The output layer has `draft_vocab_size` tokens; draft token i is
     the target's token i + d2t[i].
 
-    The configuration lists the fused states as indices of the host's hidden states, which are the
-    *inputs* of the layers with these numbers; by default 2, L // 2 and L - 3 of
-    L. The list [1, L // 2 - 1, L - 4] counts outputs instead and names the same three.
+    The configuration lists the fused states as indices of the hidden states of `transformers`,
+    which are the *inputs* of the layers with these numbers; by default 2, L // 2 and L - 3 of L.
+    The list [1, L // 2 - 1, L - 4] counts outputs instead and names the same three.
 
     Args:
         source: `fc.weight`, `layers.0.*` (published as `midlayer.*`), `norm.weight`,
@@ -95,7 +95,7 @@ class Eagle3Head(ChainHead):
 
     @property
     def has_program(self) -> bool:
-        """True for a head of one plain layer."""
+        """True for a head of a single plain layer."""
         layer = self.decoder[0]
         assert isinstance(layer, DecoderLayer)
         is_plain = isinstance(layer.attention, GroupedAttention) and not layer.attention.is_gated
@@ -155,7 +155,7 @@ def recognises(checkpoint: Checkpoint) -> bool:
 
 
 def read(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None) -> Eagle3Head:
-    """Read one, by default with the settings of its `config.json`; see `load_head`."""
+    """Read a head, by default with the settings of its `config.json`; see `load_head`."""
     if config is None:
         config = {**checkpoint.config, **(checkpoint.config.get("eagle_config") or {})}
     source = Source.of(checkpoint, plain_names(checkpoint), config)

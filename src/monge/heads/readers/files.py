@@ -45,7 +45,7 @@ class Checkpoint:
     Files in torch's format are read as tensors only: a file that would run code is refused.
 
     Args:
-        path: The folder, or one file of tensors in it.
+        path: The folder, or a file of tensors in it.
 
     Raises:
         ModelLoadError: If there is no configuration, or it cannot be read.

@@ -22,7 +22,7 @@ Activation = Callable[[Tensor], Tensor]
 
 
 def activation(source: Source) -> Activation:
-    """Return the activation `hidden_act` by the name that the host gives it; `silu` by default.
+    """Return the activation `hidden_act` by its name in `transformers`; `silu` by default.
 
     Raises:
         ModelLoadError: If the name is unknown.
@@ -34,7 +34,7 @@ def activation(source: Source) -> Activation:
 
 
 class Projection(nn.Module):
-    """A linear layer, with a bias if the checkpoint has one.
+    """A linear layer, with a bias if the checkpoint has it.
 
     Args:
         rows: Output width.
@@ -108,7 +108,7 @@ class GatedMlp(nn.Module):
 
 
 class HeadOutputLayer(nn.Module):
-    """A head's own output layer, over the target's vocabulary or a reduced one.
+    """A head's own output layer, over the target's vocabulary or a reduced vocabulary.
 
     Args:
         source: `lm_head.weight`, and `d2t`, `t2d` for a draft vocabulary.

@@ -33,7 +33,7 @@ class MtpHead(ChainHead):
     The layer reads proj([norm(e(x_{t+1})) ; norm(h_t)]).
 
     h_t is the input of the target's output layer. Deeper tokens apply the module again, to its own
-    normed output. If a checkpoint has one module per depth, the first is used, with a warning.
+    normed output. If a checkpoint has a module per depth, the first is used, with a warning.
 
     Args:
         source: Source with the names of `_NAMES`.
@@ -85,7 +85,7 @@ def is_alone(checkpoint: Checkpoint) -> bool:
 
 
 def read(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None) -> MtpHead:
-    """Read one, by default with the settings of its `config.json`; see `load_head`."""
+    """Read a head, by default with the settings of its `config.json`; see `load_head`."""
     where, layout = str(checkpoint.path), _layout(checkpoint)
     if layout is None:
         raise ModelLoadError(

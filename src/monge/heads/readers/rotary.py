@@ -95,7 +95,7 @@ def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _frequencies(kind: str, dim: int, rope: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """The frequencies and the scale of cosines and sines, as the host computes them."""
+    """The frequencies and the scale of cosines and sines, as `transformers` computes them."""
     base = float(rope.get("rope_theta") or 10000.0)
     if kind == "default":
         return 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim), 1.0

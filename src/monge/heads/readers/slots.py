@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class CacheSlots:
-    """New nodes of a batch of texts, padded to one number a text.
+    """New nodes of a batch of texts, padded to the same number per text.
 
     Args:
         positions: Their positions.

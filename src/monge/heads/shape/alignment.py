@@ -211,7 +211,7 @@ def potentials(
     entropy: float,
     num_iterations: int,
 ) -> tuple[Float[Tensor, " left"], Float[Tensor, " right"]]:
-    """Dual potentials after `num_iterations` Sinkhorn iterations from zero; the right ones are updated last."""
+    """Dual potentials after `num_iterations` Sinkhorn iterations from zero; the right potentials are updated last."""
     left, right = torch.zeros_like(left_masses), torch.zeros_like(right_masses)
     log_left, log_right = left_masses.log(), right_masses.log()
     for _ in range(num_iterations):

@@ -20,9 +20,9 @@ from monge.heads.shape.predictors import (
 )
 
 _PROBES: Final = 16
-"""Tokens whose embeddings tell one target from another."""
+"""Tokens whose embeddings distinguish targets."""
 _SAME: Final = 0.99
-"""Smallest cosine of two targets' probes that are taken for one.
+"""Smallest cosine of the probes of two targets that count as the same target.
 
 Rounding to bfloat16 or a light fine-tuning stays above.
 """

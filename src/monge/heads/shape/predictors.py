@@ -1,4 +1,4 @@
-"""Predictors of future hidden states: a learned one, and linear regression.
+"""Predictors of future hidden states: a learned predictor, and linear regression.
 
 At position t, the inputs are the hidden state h_t and the token x_{t+1} that was drawn from it. Step
 n predicts h_{t+n}, which the target's output layer maps to the law of x_{t+1+n}.
@@ -18,13 +18,13 @@ Start = Float[Tensor, "nodes start"]
 
 
 class StepPredictor(nn.Module, ABC):
-    """Predicts step by step, each from the previous one.
+    """Predicts step by step, each step from the previous step.
 
     Args:
         hidden_size: Width of the target's hidden states.
         num_steps: Number of steps.
         is_branched: Whether a step also reads the last drafted token of its branch. Otherwise all
-            nodes of one depth share one law.
+            nodes of a depth share a law.
     """
 
     def __init__(self, hidden_size: int, num_steps: int, is_branched: bool) -> None:

@@ -1,14 +1,15 @@
 """Verification as tensor programs, for engines with logits of their own.
 
 p = target law, q = draft law. Every function takes a whole batch, its randomness as uniforms, and
-the shape of its trees as plain numbers. None waits for the device, and no shape depends on data, so
-that all can be compiled, or captured in a CUDA graph after one call that is not captured.
+the shape of its trees as plain numbers. No function waits for the device, and no shape depends on
+data. All can therefore be compiled, or captured in a CUDA graph after a first call that is not
+captured.
 
 The shape of a tree is `children`: the children of each node in drawing order. Node 0 is the last
-committed token. `((1, 2), (), ())` is two candidates for one token, and a child named twice is a
-token drawn twice; `children_of` makes it of parents. All trees of a batch have one shape: group
-requests by shape. For `block`, `exact_match`, `speculative_sampling` and `target_walk` some may
-lack nodes of it, whose tokens are negative then.
+committed token. `((1, 2), (), ())` is two candidates for a token, and a child named twice is a
+token drawn twice; `children_of` computes it from parents. All trees of a batch have the same shape:
+group requests by shape. For `block`, `exact_match`, `speculative_sampling` and `target_walk` a tree
+may lack nodes of the shape, whose tokens are then negative.
 
 Arguments are checked without a wait: wrong shapes and types, and wrong numbers on the host, raise
 `OptionError`. A request with a wrong number on a device gets no token: `next_token` is -1.

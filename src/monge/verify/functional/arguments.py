@@ -88,10 +88,11 @@ def quantile(
 
     Args:
         probs: Laws, in float64.
-        positions: One uniform a law, in float64.
+        positions: A uniform per law, in float64.
 
     Returns:
-        Tokens, never one of mass zero; -1 where the law is NaN, or the position on a device is none.
+        Tokens, never a token of mass zero; -1 where the law is NaN, or a position on a device is
+        not in [0, 1).
 
     Raises:
         OptionError: If a shape, a type, or a position on the host is wrong.

@@ -9,9 +9,9 @@ alpha. With A the integral of g from 0 to w, the surplus is
 
     E(w) = A(w) - (w^K - w0^K)_+ ,
 
-concave between neighbouring borders, without the difference of two numbers close to one. The
-partner of a position with a surplus, xt(w) > g(w), is the nearest w' < w with E(w') < E(w); of one
-with a deficit, the nearest w' > w. The score is the partner w' with probability
+concave between neighbouring borders, without the difference of two numbers close to 1. The partner
+of a position with a surplus, xt(w) > g(w), is the nearest w' < w with E(w') < E(w); that of a
+position with a deficit is the nearest w' > w. The score is the partner w' with probability
 
     m(w) = ( xt(w) - g(w) ) / ( xt(w) - xt(w') ),   else w.
 
@@ -62,7 +62,7 @@ class Degrees(NamedTuple):
         )
 
     def powers(self, w: Float64[Tensor, "nodes some"]) -> tuple[Tensor, Tensor, Tensor]:
-        """`w^(K - 2)`, or 1 for one draw, `w^(K - 1)` and `w^K`."""
+        """`w^(K - 2)` (1 for a single draw), `w^(K - 1)` and `w^K`."""
         least, square = torch.ones_like(w), w
         for place, is_set in enumerate(self.bits):
             square = square * square if place else square
@@ -89,7 +89,7 @@ class Lines:
         ceilings: mu, `[nodes, 1]`.
         masses: a = min(p, mu q), what the rule accepts of each token, `[nodes, support]`, tokens in
             the order of the input.
-        ranks: Place of each token on the line, -1 for one without a place, `[nodes, support]`.
+        ranks: Place of each token on the line, -1 for a token without a place, `[nodes, support]`.
         reaches: Edges of the windows of the ranks, `[nodes, ranks + 1]`.
         borders: The same and w0 among them, `[nodes, borders]`.
         gains: g between neighbouring borders, `[nodes, borders - 1]`.
@@ -114,13 +114,13 @@ class Lines:
         widths: Int64[Tensor, " nodes"],
         most: int,
     ) -> "Lines":
-        """The lines of targets p, which may sum to less than one, and draft laws q; padding is zero.
+        """The lines of targets p, which may sum to less than 1, and draft laws q; padding is zero.
 
         Args:
             p: Target masses on the support of the draft law, scaled for a sub-target, zero on
                 deterministic candidates.
-            q: Draft masses, each row summing to one; tokens in the order in which ties of p/q are
-                to be laid.
+            q: Draft masses, each row summing to 1; tokens in the order in which ties of p/q are to
+                be laid.
             widths: Draws of each node, at least one.
             most: No fewer than the most draws of a node.
         """
@@ -186,7 +186,7 @@ class Scores:
         Args:
             lines: The lines of the nodes.
             candidates: Drawn tokens as columns of the support; -1 pads, and refuses.
-            positions: Uniforms in [0, 1), one a draw.
+            positions: A uniform in [0, 1) per draw.
         """
         ranks = torch.where(candidates < 0, -1, lines.ranks.gather(1, candidates.clamp_min(0)))
         is_refused = ranks < 0
@@ -202,13 +202,13 @@ class Scores:
         )
 
     def winners(self, swaps: Float64[Tensor, "nodes draws"]) -> Int64[Tensor, " nodes"]:
-        """Index of the accepted draw of each node, -1 for none; one uniform a draw decides its swap."""
+        """Index of the accepted draw of each node, -1 for none; a uniform per draw decides its swap."""
         scores = torch.where(swaps < self.swap_probs, self.swapped, self.own)
         draw = scores.argmax(1, keepdim=True)  # the first of equal values
         return torch.where(scores.gather(1, draw) > self.floors, draw, -1).squeeze(1)
 
     def win_probs(self) -> Float64[Tensor, "nodes draws"]:
-        """Probability, over the swaps, that each draw is the accepted one given all positions."""
+        """Probability, over the swaps, that each draw is accepted, given all positions."""
         places = self.own, self.swapped
         weights = 1.0 - self.swap_probs, self.swap_probs
         draw, probs = torch.arange(self.own.shape[1], device=self.own.device), 0.0
@@ -232,8 +232,8 @@ def _ceilings(kept: Tensor, drawn: Tensor, ratios: Tensor, totals: Tensor) -> Te
     """The level mu of each node at which `sum(min(p, mu q))` is the total, tokens by increasing p/q.
 
     `sum(min(p, mu q))` is the smallest over k of `p(first k) + mu q(others)`, so mu is the largest
-    of the levels at which one of these reaches the total. At that k it lies below the k-th ratio;
-    elsewhere only the rounding of a difference over a tiny sum can carry a level above both.
+    of the levels at which one of these sums reaches the total. At that k it lies below the k-th
+    ratio; elsewhere only the rounding of a difference over a tiny sum can carry a level above both.
     """
     before = kept.cumsum(1) - kept
     others = drawn.flip(1).cumsum(1).flip(1)
@@ -280,7 +280,7 @@ def _partners(lines: Lines, own: Tensor, windows: Tensor) -> tuple[Tensor, Tenso
 def _nearest_below(
     heights: Tensor, levels: Tensor, windows: Tensor, is_left: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The nearest border left or right of each position where E is below a level, and whether there is one."""
+    """The nearest border left or right of each position where E is below a level, and whether it exists."""
     count = heights.shape[1]
     index = torch.arange(count, device=heights.device)
     is_side = (index > windows.unsqueeze(2)) != is_left.unsqueeze(2)
@@ -298,7 +298,7 @@ def _crossings(
 ) -> Float64[Tensor, "nodes draws"]:
     """Solve E = level for each draw in a window in which E is concave, left or right of its peak.
 
-    Each step solves the quadratic with the value, slope and bend of E; the first one starts about
+    Each step solves the quadratic with the value, slope and bend of E; the first step starts about
     the peak. To the right, where w^K soon takes over, `(w^K + E - level)^(1/K)` is nearer.
     """
     degrees, width = lines.degrees, lines.degrees.widths

@@ -1,8 +1,8 @@
-"""Values in which the one source of a rule is written: of one request on the host, or of a batch on a device.
+"""Values in which the single source of a rule is written: of a request on the host, or of a batch on a device.
 
 A rule reads like its paper. On the host a value is a number, a mask is true or false, a law is a
-`Law`, and the rule leaves as soon as nothing is open. In a batch each of them is a tensor with a row
-a request, every request takes every step, and masks say which of them the step concerns.
+`Law`, and the rule leaves as soon as nothing is open. In a batch each of them is a tensor with a
+row per request, every request takes every step, and masks say which of them the step concerns.
 
 p = target law, q = draft law.
 """
@@ -48,7 +48,7 @@ class RowLaws(NamedTuple):
     token_ids: Int64[Tensor, "batch support"] | None = None
 
     def prob(self, token: Int64[Tensor, " batch"]) -> Float64[Tensor, " batch"]:
-        """Mass of one token of each request; of token 0 where there is none."""
+        """Mass of a token of each request; of token 0 where there is none."""
         x = token.clamp_min(0)[:, None]
         if self.token_ids is None:
             return self.probs.gather(1, x).squeeze(1)
@@ -93,22 +93,22 @@ class RowExcess(NamedTuple):
 
 @runtime_checkable
 class RuleDraws(Protocol):
-    """The only door of a rule to chance."""
+    """The only source of randomness of a rule."""
 
     def needed(self, mask: Mask) -> bool:
-        """Return whether any request takes the next step; true in a batch, which never asks its device."""
+        """Return whether any request takes the next step; true in a batch, which never waits for its device."""
         ...
 
     def bernoulli(self, prob: Value, where: Mask) -> Mask:
-        """True with probability `min(1, prob)` where asked, false elsewhere."""
+        """True with probability `min(1, prob)` where `where` is true, false elsewhere."""
         ...
 
     def skip(self, count: int, where: Mask) -> None:
-        """Pass over draws that would be false, where asked."""
+        """Skip draws that would be false, where `where` is true."""
         ...
 
     def categorical(self, law: AnyLaw, where: Mask) -> Token:
-        """A token drawn from a law where asked; another number elsewhere."""
+        """A token drawn from a law where `where` is true; another number elsewhere."""
         ...
 
 
@@ -128,7 +128,7 @@ Uniforms = Float64[Tensor, "batch uniforms"] | BatchDraws
 
 @dataclass(frozen=True, slots=True)
 class HostDraws:
-    """The draws of one request."""
+    """The draws of a request."""
 
     draws: Draws
 
@@ -177,7 +177,7 @@ class UniformRows:
         return True
 
     def _next(self, where: Bool[Tensor, " batch"]) -> Float64[Tensor, " batch"]:
-        """The next uniform of each request, which those that ask for it use up."""
+        """The next uniform of each request; requests where `where` is true consume it."""
         # Requests that have used all of theirs do not read it.
         place = self._used.clamp_max(self._uniforms.shape[1] - 1)[:, None]
         self._used = self._used + where
@@ -248,7 +248,7 @@ def or_point(law: AnyLaw, is_point: Mask, token: Token) -> AnyLaw:
 def offers(
     p: AnyLaw, q: AnyLaw, tokens: Sequence[Token], num_fixed: int
 ) -> Iterator[tuple[Token, AnyLaw]]:
-    """Yield every distinct candidate in drawing order, with its law given the ones before it.
+    """Yield every distinct candidate in drawing order, with its law given the candidates before it.
 
     A deterministic candidate has a point mass. Independent draws, repeats dropped, are draws
     without replacement whose number does not depend on which tokens are still to come.

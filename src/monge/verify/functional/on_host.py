@@ -1,7 +1,8 @@
 """Chains of large vocabularies on a CPU: each request by itself, its laws read where they lie.
 
-A batch on a device takes every step for every request, and writes rows of masses. A CPU asks for the
-few masses and sums that decide a request. The rules are those of `rejection`, with numbers as values.
+A batch on a device takes every step for every request, and writes rows of masses. A CPU computes
+only the few masses and sums that decide a request. The rules are those of `rejection`, with numbers
+as values.
 
 p = target law, q = draft law.
 """
@@ -29,12 +30,12 @@ from monge.verify.functional.tensors import (
 
 
 class HostChain:
-    """The chain of one request; see `rejection.ChainProblem`.
+    """The chain of a request; see `rejection.ChainProblem`.
 
     Args:
         tokens: Drafted tokens.
         targets: p at every place, and after the last token.
-        drafts: q at every place, taken one by one, in order.
+        drafts: q at every place, read in order.
     """
 
     whole, is_open = 1.0, np.True_
@@ -72,11 +73,11 @@ class HostChain:
 
 
 Decide = Callable[[HostChain, HostDraws], tuple[int, int]]
-"""A rule for one request: the number of its accepted tokens, and the token after them."""
+"""A rule for a request: the number of its accepted tokens, and the token after them."""
 
 
 def token_by_token(chain: HostChain, draws: HostDraws) -> tuple[int, int]:
-    """Speculative sampling: try each token against p until one is rejected."""
+    """Speculative sampling: try each token against p until a token is rejected."""
     for place, x in enumerate(chain.tokens):
         p, q = chain.targets[place], chain.draft(place)
         token, left = rejection(p, q, (x,), (), draws, is_open=np.True_)
@@ -86,7 +87,7 @@ def token_by_token(chain: HostChain, draws: HostDraws) -> tuple[int, int]:
 
 
 def walk(chain: HostChain, draws: HostDraws) -> tuple[int, int]:
-    """The target walk: draw from p until a token is not the drafted one."""
+    """The target walk: draw from p until a token differs from the drafted token."""
     for place, x in enumerate(chain.tokens):
         if (token := draws.categorical(chain.targets[place], np.True_)) != x:
             return place, token

@@ -42,7 +42,7 @@ def optimal(
 ) -> Verified:
     """Verify trees of independent draws level by level, with the largest acceptance at each node.
 
-    Laws of a few tokens are sorted in less time than whole ones.
+    Laws of a few tokens take less time to sort than laws of the whole vocabulary.
 
     Reference:
         The project's own construction; see `monge.verify.optimal`.
@@ -215,7 +215,7 @@ def _stop(
 
 
 class _Flow(NamedTuple):
-    """Flow of one node; see `Flow` in `verify/flow.py`.
+    """Flow of a node; see `Flow` in `verify/flow.py`.
 
     Attributes:
         accept_probs: pi of each child, `[batch]`.

@@ -1,7 +1,7 @@
 """Exact match, the target walk, and rules that accept or reject drawn candidates.
 
-`rejection`, `whole_chain` and `leaves_first` are the one source of their rules: the objects call
-them for one request on the host, the functions here for a batch on a device.
+`rejection`, `whole_chain` and `leaves_first` are the single source of their rules: the objects call
+them for a request on the host, and the functions here for a batch on a device.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -54,15 +54,15 @@ def rejection(
     is_open: Mask,
     replacement: bool = True,
 ) -> tuple[Token, AnyLaw]:
-    """Try the candidates of a node one after another, each against what the rejections have left of p.
+    """Try the candidates of a node in turn, each against what the rejections have left of p.
 
     Args:
         p: Target law.
         q: Draft law of the drawn candidates.
         candidates: Tokens in drawing order, -1 where a request has no more.
-        is_fixed: Whether each of the first candidates is deterministic; no later one is.
+        is_fixed: Whether each of the first candidates is deterministic; no later candidate is.
         draws: Source of randomness.
-        is_open: Requests that ask.
+        is_open: Requests at which the rule is applied.
         replacement: Whether the candidates are independent draws.
 
     Returns:
@@ -100,7 +100,7 @@ class ChainProblem(Protocol):
 
     @property
     def whole(self) -> Value:
-        """The number one."""
+        """The number 1."""
         ...
 
     def ratio(self, place: int) -> Value:
@@ -155,7 +155,7 @@ class TreeProblem(Protocol):
 
     @property
     def whole(self) -> Value:
-        """The number one."""
+        """The number 1."""
         ...
 
     def target(self, node: int) -> AnyLaw:
@@ -245,7 +245,7 @@ def target_walk(
         probs: p after every node.
         token_ids: Tokens of the nodes; negative for nodes that a smaller tree does not have.
         children: Children of each node.
-        uniforms: At least the depth of the tree and one more for each request.
+        uniforms: At least the depth of the tree plus 1 for each request.
     """
     draws = batch_draws(uniforms, 1 + sum(map(len, children)))
     walk = BatchWalk(children, token_ids)
@@ -299,7 +299,7 @@ def recursive_rejection(
         token_ids: Tokens of the nodes, siblings in drawing order.
         children: Children of each node.
         draft: q of every node.
-        uniforms: At least one a candidate and one more for each request.
+        uniforms: At least the number of candidates plus 1 for each request.
         num_fixed: Number of deterministic candidates of each node, such as its most probable
             tokens. They come first, and q gives them no mass. Empty for none.
         replacement: Whether siblings are independent draws. Otherwise each was drawn from q without
@@ -350,7 +350,7 @@ def block(
 
 
 class _RowChain:
-    """The chains of a batch; see `block`. All nodes are read in one call each; only the scales need their elders."""
+    """The chains of a batch; see `block`. Masses are read for all nodes at once; only the scales depend on earlier nodes."""
 
     def __init__(
         self,

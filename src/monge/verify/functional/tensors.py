@@ -37,8 +37,8 @@ class DraftLaws(NamedTuple):
     """The laws from which the children of each node were drawn.
 
     Attributes:
-        probs: Masses, float64, rows of nodes with children summing to one, `[batch, nodes,
-            support]`. Rows of leaves are not read.
+        probs: Masses, float64, rows of nodes with children summing to 1, `[batch, nodes, support]`.
+            Rows of leaves are not read.
         token_ids: Tokens of the masses, each once, with mass zero where padded, `[batch, nodes,
             support]`; `None` if the support is the vocabulary.
     """
@@ -50,7 +50,7 @@ class DraftLaws(NamedTuple):
 def quantile(
     probs: Float64[Tensor, "*rows vocab"], positions: Float64[Tensor, " *rows"]
 ) -> Int64[Tensor, " *rows"]:
-    """Return draws from laws, one uniform each; -1 where the law is NaN."""
+    """Return draws from laws, a uniform each; -1 where the law is NaN."""
     flat = probs.reshape(-1, probs.shape[-1])
     return independent(flat, positions.reshape(-1, 1)).view(positions.shape)
 
@@ -58,7 +58,7 @@ def quantile(
 def num_uniforms(children: Children) -> int:
     """Return the most uniforms that any of the functions uses for a tree of this shape.
 
-    That is two a candidate, one for the candidates of a node, and one for the token after them.
+    That is two per candidate, one per node with candidates, and one for the token after them.
     """
     return 1 + sum(2 * len(siblings) + 1 for siblings in children if siblings)
 
@@ -265,7 +265,7 @@ def at_node(values: Tensor, node: Int64[Tensor, " batch"]) -> Tensor:
 
 
 def draft_at(draft: DraftLaws, node: Int64[Tensor, " batch"]) -> tuple[Tensor, Tensor | None]:
-    """Return draft masses and their tokens at one node of each request."""
+    """Return draft masses and their tokens at a node of each request."""
     ids = None if draft.token_ids is None else at_node(draft.token_ids, node)
     return at_node(draft.probs, node), ids
 
