@@ -1,4 +1,4 @@
-"""Chains of draft tokens by one CUDA graph a token, which reads the last one of every text and draws the next."""
+"""Chains of draft tokens: a CUDA graph reads the last token of every text and draws the next."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -31,13 +31,13 @@ def is_chain(shape: LevelShape) -> bool:
 class ChainGraph:
     """The graph of a number of rows and a kind of sampling rules.
 
-    Rows without a text are padding: they write behind all texts.
+    Rows without a text are padding: they write to columns after all texts.
 
     Args:
         capture: Captures work that always uses the same memory; see `backends.cuda.Capture`.
         read: Reads tokens.
         starts: Where padding writes, and what runs before it is captured: columns of every row.
-        kind: One of `KINDS`.
+        kind: A member of `KINDS`.
         draft_ids: The tokens that logits are about, ascending; `None` for all.
     """
 

@@ -39,7 +39,7 @@ class LogprobOptions:
 
     @property
     def num_scores(self) -> int:
-        """Numbers of one entry."""
+        """Number of scores in each entry."""
         return 1 + self.num_top + 3 * self.drawn
 
 
@@ -83,7 +83,7 @@ class TokenLogprob:
 def along(
     options: LogprobOptions, laws: NodeLaws, path: Sequence[int], token_ids: Sequence[int]
 ) -> tuple[TokenLogprob, ...]:
-    """Log-probabilities of the tokens that follow a path's nodes, one by one."""
+    """Return the log-probability of each token that follows a node of a path."""
     is_raw = options.source == "raw"
     raw, processed = tuple[TokenLogprob, ...](), tuple[TokenLogprob, ...]()
     if is_raw or options.drawn:

@@ -92,7 +92,7 @@ def _verify(
     laws: Sequence[NodeLaws],
     components: Components,
 ) -> list[Verdict | Exception]:
-    """Verify greedy and sampled requests, each kind by its verifier, in one call a kind."""
+    """Verify greedy and sampled requests: one call of the verifier of each kind."""
     outcomes: dict[int, Verdict | Exception] = {}
     for verifier, is_greedy in ((components.greedy_verifier, True), (components.verifier, False)):
         places = [

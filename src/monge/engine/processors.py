@@ -1,4 +1,4 @@
-"""Logits processors, and their copies: a processor with state follows one path, so every path has its own."""
+"""Logits processors and their copies: a processor with state has a copy for each path."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ class Stateless:
 
 
 class OnePath:
-    """A processor that cannot be copied: asked once after every token of one text, in order."""
+    """A processor that cannot be copied; called once after every token of a text, in order."""
 
     def __init__(self, processor: Processor) -> None:
         self.__wrapped__ = processor

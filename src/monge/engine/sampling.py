@@ -25,12 +25,12 @@ _FEW_NODES: Final = 5
 
 
 class NodeLaws:
-    """The target's law after every node of a tree, made when it is asked for.
+    """The target's distribution after every node of a tree, computed when it is read.
 
     A verifier visits few nodes of many.
 
-    A device makes all laws at once, since each request would be a wait. The host does so for greedy
-    decoding and for trees of a few nodes, where one call is faster than one call a node.
+    A GPU computes all of them at once, since each read would be a wait. The CPU does so for greedy
+    decoding and for trees of a few nodes, where one call is faster than a call for each node.
 
     Args:
         logits: Target logits of the nodes.

@@ -1,4 +1,4 @@
-"""Programs that another process compiles while this one decodes without them.
+"""Programs that another process compiles while this process decodes without them.
 
 That process is `python -m monge.engine.models.background_compiler`, which reads a function and its
 arguments from its standard input.
@@ -122,8 +122,9 @@ _compiler: Final = ContextVar[BackgroundCompiler | None]("compiler", default=Non
 def compiled_by(compiler: BackgroundCompiler) -> Iterator[None]:
     """Leave the programs that this block needs to a compiler; networks run without them until it ends.
 
-    Their weights are the same. Calls of this library wait only while the finished programs are checked.
-    The process outlives this one, so that the next start finds them.
+    Their weights are the same. Calls of this library wait only while the finished programs are
+    checked. The compiling process outlives this process, so the next start loads the programs from
+    the cache.
     """
     token = _compiler.set(compiler)
     try:

@@ -69,10 +69,11 @@ def _grows(layer: object) -> TypeGuard[DynamicLayer]:
 
 @dataclass(slots=True)
 class _ChainRow:
-    """One sequence.
+    """The state of a sequence.
 
     Args:
-        cache: What has been read: the committed tokens but for `unread`, and `drafted`.
+        cache: Holds the tokens that were read: the committed tokens but for `unread`, and
+            `drafted`.
         length: Number of committed tokens.
         unread: The last committed tokens, if the cache had to return to the state before them.
         drafted: Tokens read in this round, none of them committed.
@@ -87,13 +88,13 @@ class _ChainRow:
 
 
 class HfChainModel(HfModel):
-    """Reads chains, one sequence per forward, each with its own cache.
+    """Reads chains. Each forward reads one sequence, which has its own cache.
 
     For networks that cannot read trees. ALiBi models, whose positions are the order of the tokens,
     roll back by cropping their cache. A recurrent state cannot be cropped: it is copied before a
     round, restored if tokens are rejected, and the accepted tokens are read again at the start of
     the next round, in the same forward. Networks that cannot continue from their cache with several
-    tokens at once decode plainly; a forward of a few tokens decides.
+    tokens at once decode without speculation; a forward of a few tokens decides.
 
     Args:
         model: A causal language model in evaluation mode.
@@ -239,7 +240,7 @@ class HfChainModel(HfModel):
             self._forward_s = 0.0
 
     def _read(self, row: _ChainRow, token_ids: Sequence[int], *, keep_logits: bool) -> Tensor:
-        """Read these tokens behind the drafted ones, and before the first draft the unread committed tokens."""
+        """Read tokens after the drafted tokens; before the first draft, also the unread tokens."""
         waiting: tuple[int, ...] = () if row.drafted else row.unread
         if self.no_draft_reason is None and not self._crops and not row.drafted:
             row.snapshot = CacheSnapshot(row.cache)

@@ -168,10 +168,10 @@ def own_cache(network: PreTrainedModel) -> DynamicCache:
 
 
 def check_causal(network: PreTrainedModel) -> None:
-    """Refuse an encoder-decoder, and a network whose tokens see those behind them.
+    """Refuse an encoder-decoder, and a network whose tokens see later tokens.
 
     Raises:
-        UnsupportedModelError: If it is one.
+        UnsupportedModelError: If the network is of either kind.
     """
     if network.config.is_encoder_decoder:
         raise UnsupportedModelError(

@@ -59,10 +59,10 @@ class NetworkState:
 
 
 class NetworkVersion:
-    """Counts the changes of a network that are seen when it is asked.
+    """Counts the changes of a network. It looks for changes only when `of` is called.
 
-    Beside a `NetworkState` it compares a few numbers of each tensor, which are other ones once whole
-    tensors were written through `.data`. Such writes to a part of a tensor may not be seen.
+    Beside a `NetworkState` it compares a few numbers of each tensor. They show that a whole tensor
+    was written through `.data`; such writes to a part of a tensor may not be seen.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ def is_harmless(hook: Any) -> bool:
 
 
 def _modules(network: torch.nn.Module) -> Iterator[torch.nn.Module | None]:
-    """Yield modules as often as they are used: one that is used once more is a change."""
+    """Yield modules as often as they are used: another use of a module is a change."""
     waiting: list[torch.nn.Module | None] = [network]
     known = set[int]()
     while waiting:

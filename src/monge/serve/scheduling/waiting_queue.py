@@ -4,9 +4,9 @@ from monge.serve.scheduling.generation import Generation
 
 
 class WaitingQueue:
-    """Waiting generations: clients take turns, and so do the requests of one client.
+    """Waiting generations: clients take turns, and so do the requests of a client.
 
-    A turn is one generation, so that a request with many choices delays others by one at a time.
+    A turn is a single generation, so a request with many choices delays others only turn by turn.
     """
 
     def __init__(self) -> None:
