@@ -1,4 +1,4 @@
-"""One audit from the first request to the verdict."""
+"""An audit from the first request to the verdict."""
 
 import asyncio
 import math

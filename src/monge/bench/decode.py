@@ -1,8 +1,8 @@
 """`monge bench decode`: how many tokens per second the same two networks give, decoded in different ways.
 
-Decoding one sequence is bound by reading the weights: a forward over eight tokens costs little more
-than a forward over one, so tokens that a cheap drafter guesses are checked almost for free. What
-that gains is the block efficiency (tokens per target forward), less the time of drafting, the wider
+Decoding a single sequence is bound by reading the weights: a forward over eight tokens costs little
+more than a forward over one, so tokens that a cheap drafter guesses are checked almost for free.
+The gain is the block efficiency (tokens per target forward), less the time of drafting, the wider
 forward, and the loop itself (engine efficiency). A large batch fills the arithmetic units, wider
 forwards stop being free, and the gain shrinks. Reading the prompt is bound by arithmetic and the
 same for all arms; it is included for all.

@@ -67,8 +67,8 @@ def load_pair(
     Args:
         target: Folder or name.
         draft: Likewise, or the folder of a head for the target; `None` beside a named target means
-            that there is none. Of several draft models all draft where an arm's drafter takes
-            several, and the first one otherwise.
+            that there is none. If there are several draft models, all draft where an arm's drafter
+            takes several, else the first.
         backend: How this library's arms run them, `None` as `monge.load` does; the host's run the
             networks as they are.
         draft_backend: How they run the draft model, if otherwise.

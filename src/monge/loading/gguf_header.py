@@ -1,7 +1,7 @@
 """What the header of a GGUF file says about a network, and whether `transformers` makes that network of it.
 
-Keys mean what they mean to llama.cpp. One that changes the computation and is not understood is
-refused by name, as is a tensor that no part of the network reads, or one that is missing.
+Keys mean what they mean to llama.cpp. An unknown key that changes the computation is refused by
+name, as is a missing tensor, or a tensor that no part of the network reads.
 """
 
 import math

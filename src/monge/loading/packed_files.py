@@ -145,7 +145,7 @@ class _Source:
                 raise CannotPackError(f"{tensor.name} is of type {kind}")
 
     def tensors(self) -> Iterator[tuple[str, Iterator[Tensor]]]:
-        """Names, and tensors in parts that lie one behind another."""
+        """Names, and tensors in consecutive parts."""
         for name in self._network.state_dict():
             if name in self.places:
                 yield self._tensor(name, self.places[name])

@@ -86,8 +86,8 @@ def speculate(
     * *Processors* are applied to every node in order, with the row's padded text and the node's own
       path. Your own may keep state: every row has a copy, and copies follow every path, so they are
       called once a token, in order, and their state is in the copies. A processor that cannot be
-      copied is decoded without speculation, with a warning. A batch that they are given has the
-      shape of plain decoding, and all its rows hold the text of one: they may not mix rows.
+      copied is decoded without speculation, with a warning. Processors get a batch in the shape of
+      plain decoding, whose rows all hold the text of a single row: they may not mix rows.
     * *Stopping criteria* see the batch grow by one column a call, as in plain decoding.
     * *Draft law*: temperature, top-k, top-p and min-p as requested; other processors change
       the target's law only.
@@ -109,8 +109,8 @@ def speculate(
             in every call. Without it, n-grams.
         token_streamer: A streamer of `transformers`.
         seed: Seed of the draws, which makes a sampled text reproducible. Without it, torch's
-            default generator gives one. `set_seed` then reproduces texts only if torch is asked
-            for deterministic algorithms, as by `set_seed(0, deterministic=True)`.
+            default generator draws the seed. `set_seed` then reproduces texts only with torch's
+            deterministic algorithms, as by `set_seed(0, deterministic=True)`.
         output_logprobs: Whether the output says how each token was drawn, as `DrawnOutput`; only
             with `return_dict_in_generate`.
         programs: Those of `accelerate`; `None` runs the networks as `transformers` does.
@@ -123,8 +123,8 @@ def speculate(
 
     Returns:
         `[batch, seq]`, prompts included and stopped rows padded, or `GenerateDecoderOnlyOutput`
-        with these as `sequences`, and `scores` and `logits` if requested: one `[batch,
-        vocab]` per generated token, zero in rows that had stopped before it; or `DrawnOutput`.
+        with these as `sequences`, and `scores` and `logits` if requested: a tensor `[batch, vocab]`
+        for each generated token, zero in rows that had stopped before it; or `DrawnOutput`.
 
     Raises:
         MongeError: A subclass of it, for settings that cannot be honoured and for logits that
@@ -227,7 +227,7 @@ def _request(
     replay: Replay,
     **usual: Any,
 ) -> Request:
-    """Return the request of one row, whose prompt begins at `start`, from arguments of `generate`."""
+    """Return the request of a row, whose prompt begins at `start`, from arguments of `generate`."""
     batch_size, length = replay.text.shape
     lengths = [
         criterion.max_length for criterion in criteria if isinstance(criterion, MaxLengthCriteria)
@@ -268,8 +268,8 @@ def accelerate(
     drafts, and a warning says so. `restore` undoes it.
 
     Args:
-        model: A decoder-only model of `transformers`, or one wrapped by PEFT. It may be in training
-            mode, as for `speculate`, and its weights may change between calls.
+        model: A decoder-only model of `transformers`, or such a model wrapped by PEFT. It may be in
+            training mode, as for `speculate`, and its weights may change between calls.
         draft: A draft model with the target's tokenizer, loaded, a folder or a name; or a head for
             the target, loaded or its folder. It is read once, here. Without it, n-grams draft.
         backend: `compiled` compiles the networks for this machine, or captures CUDA graphs: in
@@ -313,7 +313,7 @@ def restore(model: Any) -> Any:
         The model.
 
     Raises:
-        OptionError: If it is no model.
+        OptionError: If `model` is no model.
     """
     for module in _accelerated("restore", model):
         del module.generate
@@ -323,10 +323,10 @@ def restore(model: Any) -> Any:
 
 
 def is_accelerated(model: Any) -> bool:
-    """Return whether `accelerate` was called for a model, or one that it wraps, and not undone.
+    """Return whether `accelerate` was called for a model, or a model inside it, and not undone.
 
     Raises:
-        OptionError: If it is no model.
+        OptionError: If `model` is no model.
     """
     return bool(_accelerated("is_accelerated", model))
 

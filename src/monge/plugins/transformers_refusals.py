@@ -52,7 +52,7 @@ NUMBERS: Final = frozenset(
         "typical_p",
     }
 )
-"""Settings of `GenerationConfig` that are numbers; the host takes a truth value for one."""
+"""Settings of `GenerationConfig` that are numbers; transformers takes truth values for them."""
 _HARMLESS: Final = frozenset(
     {
         *("attention_mask", "position_ids", "use_cache", "logits_to_keep"),
