@@ -126,7 +126,7 @@ class Batch:
         self._active.extend(self._prefill.read(self._prefill_chunk, is_awaited=is_awaited))
 
     def _keep(self, session: Session, token_ids: Sequence[int]) -> None:
-        """Keep a text, unless a round was interrupted: nobody knows what the networks then hold."""
+        """Keep a text, unless a round was interrupted: what the caches hold is then unknown."""
         prefixes = self._prefixes
         if prefixes is None or not self._is_between_rounds:
             return

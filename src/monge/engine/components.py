@@ -40,7 +40,7 @@ class Components:
     """Target, drafter, verifier and controller, checked against each other.
 
     Args:
-        target: The model whose law is preserved.
+        target: The model whose distribution is preserved.
         drafter: Where candidates come from.
         rule: Node rule or verifier.
         controller: How much to draft.
@@ -130,8 +130,8 @@ class Components:
     def greedy_verifier(self) -> Verifier:
         """The verifier of greedy requests.
 
-        Where the target's laws are point masses all lossless rules give the same text, and none
-        keeps more than a walk.
+        If the target's distributions are point masses, all lossless rules give the same text, and
+        none accepts more than a target walk.
         """
         rule, can = self.greedy_rule, self.capabilities
         fits = (

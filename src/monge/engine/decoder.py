@@ -47,7 +47,7 @@ class Piece:
         token_ids: New tokens: the accepted tokens, then the correction or bonus token.
         num_accepted: How many of them were drafted.
         finish_reason: Set on the last piece.
-        logprobs: Of the new tokens, if they were asked for.
+        logprobs: Log-probabilities of the new tokens, if requested.
     """
 
     text: str

@@ -188,7 +188,7 @@ def _draft_prob(tree: TokenTree, node: int) -> float | None:
 
 
 def _law_of(proposal: Proposal, place: int) -> Law | None:
-    """Return the law that a candidate was drawn from, if it was drawn."""
+    """Return the distribution that a candidate was drawn from, if it was drawn."""
     if isinstance(proposal, Independent):
         return proposal.laws[place]
     return getattr(proposal, "law", None)
@@ -208,5 +208,5 @@ def _failure(sessions: Sequence[Session], error: Exception) -> str:
 
 
 def _is_asked(plan: DraftPlan) -> bool:
-    """Return whether a plan asks the drafter for anything; a pool may be asked for lookups alone."""
+    """Return whether a plan needs the drafter; a plan of a pool may need only lookups."""
     return plan.max_depth != 0 or bool(plan.model_free_depth) or plan.drafter is not None

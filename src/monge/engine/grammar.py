@@ -202,7 +202,7 @@ class _Meter:
 
 
 class GrammarState:
-    """A grammar after some tokens. It never changes: a text that goes on has a state of its own.
+    """A grammar after some tokens. It never changes: a text that continues has another state.
 
     Args:
         matcher: The library's parser, which has read the tokens.

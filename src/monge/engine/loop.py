@@ -74,7 +74,7 @@ def run_round(sessions: Sequence[Session], components: Components, *, num_waitin
 def close_session(session: Session, components: Components) -> None:
     """Give back what a request holds in the caches.
 
-    After an error nobody knows what they hold, so that they may raise once more.
+    After an error the content of the caches is unknown, so closing may raise once more.
     """
     if session.is_open:
         if session.error is None:

@@ -22,7 +22,7 @@ from monge.engine.session import Request, Session
 
 _UNBOUNDED: Final = 1 << 62
 _LAST: Final = 32
-"""Tokens whose laws are looked at.
+"""Tokens whose distributions are read for the profile of a prompt.
 
 A forward of that many nodes is a fraction of the prompt's own, and their mean is steady.
 """
@@ -41,7 +41,7 @@ class _Prompt:
     session: Session
     profile: PromptProfile | None
     ending: int
-    """Tokens at its end that are read last, with their laws."""
+    """Tokens at its end that are read last, with their distributions."""
     first: "_Prompt | None" = None
     """The same prompt of an earlier request, which puts it into the prefix cache."""
     num_read: int = 0

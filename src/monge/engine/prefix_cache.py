@@ -53,7 +53,7 @@ class PrefixModel(SequenceModel, Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Edge:
-    """A run of tokens behind the run of another edge."""
+    """A run of tokens that follows the run of another edge."""
 
     token_ids: tuple[Hashable, ...]
     kept: KeyValues
@@ -109,7 +109,7 @@ class PrefixCache:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the network that has most in the cache; any thread may ask."""
+        """Tokens of the network that has most in the cache; any thread may read it."""
         return max((tree.num_tokens for tree in tuple(self._trees.values())), default=0)
 
     @property
@@ -186,7 +186,7 @@ class PrefixCache:
         return path
 
     def _make_room(self, tree: _Tree, wanted: int, above: _Edge) -> int:
-        """Drop texts until tokens have room behind an edge; return how many have."""
+        """Drop texts until `wanted` tokens fit after an edge; return how many fit."""
         while True:
             room, memory = self._max_tokens() - tree.num_tokens, math.inf
             if tree.bytes_per_token:

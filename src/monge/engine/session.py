@@ -57,7 +57,7 @@ class Request:
         limits: No plan of it goes beyond their depth and nodes.
         controller: Name of the controller that plans for it; `None` for the default controller.
         is_repeatable: Whether its seed is said to give its text again.
-        num_truncating: So many of the last processors do nothing but take tokens out.
+        num_truncating: Number of the last processors that only take tokens out.
         logprobs: Log-probabilities wanted with every generated token.
         prompt_logprobs: Log-probabilities wanted with every prompt token from the second on; always
             those of `raw`.
@@ -205,7 +205,7 @@ class Session:
 
     @property
     def num_truncating(self) -> int | None:
-        """As in the request; `None` where nobody asks what truncation kept."""
+        """As in the request; `None` unless the request wants the mass that truncation kept."""
         wanted = self.request.logprobs
         return None if wanted is None or not wanted.drawn else self.request.num_truncating
 
@@ -276,7 +276,7 @@ class Session:
         self.context = self.context.append(self.new_ids)
 
     def fail(self, error: Exception) -> None:
-        """End the request with an error; what a processor raised is told as it was raised."""
+        """End the request with an error; an error of a processor is kept as it was raised."""
         if isinstance(error, ProcessorError) and isinstance(error.__cause__, Exception):
             error = error.__cause__
         self.error, self.finish_reason = error, "error"

@@ -10,7 +10,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 PART: Final = "bytes:"
 """Before the bytes of a token that is part of a character, as in the OpenAI API."""
 TOKEN_ID: Final = "token_id:"
-"""Before the number of a token that has no text of its own, as in vLLM."""
+"""Prefix of the number of a token that has no text, as in vLLM."""
 
 _NEIGHBOURS: Final = 8
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"

@@ -40,7 +40,7 @@ class TreeMask:
         """Return the scores after a node, -inf for tokens that are not allowed.
 
         Raises:
-            GrammarError: If the library gave up there, or no token of the vocabulary can go on.
+            GrammarError: If the library gave up there, or no token of the vocabulary can follow.
         """
         if node in self._errors:
             raise GrammarError(self._errors[node])

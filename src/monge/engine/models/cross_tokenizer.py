@@ -201,7 +201,7 @@ def _written(
 
 @dataclass(slots=True)
 class _TokenizedRow:
-    """One sequence.
+    """The state of a sequence.
 
     Args:
         text: Committed target tokens.
@@ -224,8 +224,8 @@ class CrossTokenizerModel(_DraftModel):
     """A draft model that reads target tokens as the draft tokens that spell them; a `ForeignModel`.
 
     A node of the target's tree becomes a chain of draft nodes. Its logits are those after the last
-    of them, for the tokens that both vocabularies have; the others have no mass, so the law is the
-    draft law given that the token is shared.
+    of them, for the tokens that both vocabularies have. The others have no mass, so the
+    distribution is the draft distribution given that the token is shared.
 
     Args:
         model: The draft model, in its own vocabulary.

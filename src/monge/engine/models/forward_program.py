@@ -101,7 +101,7 @@ class ForwardProgram(ABC):
     def __call__(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
     ) -> ForwardOutput:
-        """Read nodes; keys and values are written where the cache was told to place them.
+        """Read nodes; write keys and values to the columns that the cache has placed.
 
         Args:
             token_ids: Tokens, `[batch, nodes]`.
@@ -177,7 +177,7 @@ class Program(Generic[Made]):
     Args:
         eager: What runs without the program.
         pending: Makes the program; `None` if there is none, or if `eager` is the program.
-        warning: What the user is told where the program cannot be made, before the reason.
+        warning: Start of the warning if the program cannot be made; the reason follows.
 
     Attributes:
         run: What runs now.

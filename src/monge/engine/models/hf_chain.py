@@ -30,7 +30,7 @@ _MOST_UNREAD: Final = 16
 _TRIAL: Final = -1
 """Name of the sequence that `_trial_logits` reads."""
 _TRIAL_PROMPT, _TRIAL_BLOCK = 30, 8
-"""Tokens of the prompt of a trial, and of the block behind it."""
+"""Tokens of the prompt of a trial, and of the block that follows."""
 
 
 class CacheSnapshot:
@@ -100,7 +100,7 @@ class HfChainModel(HfModel):
         model: A causal language model in evaluation mode.
 
     Raises:
-        UnsupportedModelError: If it is not causal, or cannot read token after token behind a cache.
+        UnsupportedModelError: If it is not causal, or cannot continue from a cache token by token.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -200,7 +200,7 @@ class HfChainModel(HfModel):
         yield
 
     def _no_chain_reason(self) -> str | None:
-        """Return why several tokens behind the cache cannot be read at once, or `None`."""
+        """Return why several tokens cannot be read at once after the cache, or `None`."""
         name, block = type(self.network).__name__, (_TRIAL_BLOCK,)
         length = 3 if self._crops else _TRIAL_PROMPT
         try:
@@ -218,7 +218,7 @@ class HfChainModel(HfModel):
         return f"{name} does not continue from its recurrent state when it reads several tokens at once"
 
     def _trial_logits(self, length: int, sizes: Sequence[int]) -> Float[Tensor, "nodes vocab"]:
-        """Return logits of a fixed block behind a prompt, read in parts.
+        """Return logits of a fixed block after a prompt, read in parts.
 
         Args:
             length: Tokens of the prompt.

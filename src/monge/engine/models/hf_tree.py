@@ -53,7 +53,7 @@ _ROWS: Final = 64
 """Rows that the program of a module reads: with more, arithmetic counts, and the module does as well."""
 
 _PART: Final = "part of a head runs eagerly"
-"""What a user is told where a module has no program, before the reason."""
+"""Start of the warning if a module has no program; the reason follows."""
 
 ModuleMaker = Callable[[torch.nn.Module, Sequence[Tensor]], Forward | Pending[Forward]]
 """Makes a program of a module for inputs of these widths and types, or of a `CachedStep` for numbers of this type, or says how

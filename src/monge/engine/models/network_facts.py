@@ -60,7 +60,7 @@ def no_copy_reason(network: PreTrainedModel, *, merges: bool = False) -> str | N
 
 
 def chooses_logits(network: PreTrainedModel) -> bool:
-    """Return whether a network can be asked for the logits of some tokens only."""
+    """Return whether a network can compute the logits of some tokens only."""
     return "logits_to_keep" in forward_parameters(network)
 
 

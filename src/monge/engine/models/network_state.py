@@ -13,7 +13,8 @@ from monge.engine.models.adapters import switches_of
 _HARMLESS_HOOKS: Final = ("make_inputs_require_grad", "output_capturing_hook")
 """Beginnings of the names of hooks that change no number.
 
-Gradient checkpointing adds the first, and the host the second once hidden states were asked for."""
+Gradient checkpointing adds the first, and transformers the second once it returned hidden
+states."""
 _SAMPLES: Final = 4  # numbers of a tensor
 _NUM_SHARED: Final = len(vars(torch.nn.Module()))
 """Attributes that all modules have; they come first."""

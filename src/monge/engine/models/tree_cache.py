@@ -1,7 +1,7 @@
 """A key-value cache that reads trees: each sequence has a row, filled from the left.
 
 Row r holds its committed tokens in columns 0 .. length-1, so a column is a position, and its
-uncommitted nodes behind them in reading order. Committing a path moves its columns together;
+uncommitted nodes after them in reading order. Committing a path moves its columns together;
 dropping nodes moves nothing. Rows of different length share a batch: each forward writes every row
 at its own end, and the mask hides the columns after it.
 """
@@ -131,7 +131,7 @@ class TreeCache(Cache):
         growth: Factor of room that is added where it runs out. Programs that were recorded for an
             address are recorded again then.
         least: Columns that a cache with rows keeps, so that short texts move it seldom.
-        spare: Columns behind all texts, in which a program may write for rows that it reads as
+        spare: Columns after all texts, in which a program may write for rows that it reads as
             padding; the number of rows is then a power of two.
 
     Attributes:
@@ -251,7 +251,7 @@ class TreeCache(Cache):
     def add(
         self, blocks: Mapping[int, NodeBlock], form: MaskFormat, widths: Sequence[int] = ()
     ) -> tuple[Int64[Tensor, "rows nodes"], Int64[Tensor, "rows nodes"], dict[str, Any]]:
-        """Add nodes behind what their rows hold, and set where the next forward writes them.
+        """Append nodes to their rows, and set where the next forward writes them.
 
         Args:
             blocks: The nodes by sequence.

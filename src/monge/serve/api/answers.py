@@ -187,7 +187,7 @@ class Answers:
         return [self._traces[index].round(record) for record in output.records]
 
     def _of_prompt(self, index: int, output: Output) -> dict[str, Any]:
-        """Return tokens of a prompt and their log-probabilities, if asked for, as vLLM does."""
+        """Return tokens of a prompt and their log-probabilities, if requested, as vLLM does."""
         fields, body = dict[str, Any](), self.request.body
         if body.return_token_ids:
             fields["prompt_token_ids"] = list(self.request.choices[index].prompt_ids)

@@ -187,11 +187,11 @@ FEW_MESSAGES: Final = Field(fail_fast=True), BeforeValidator(_few_parts), *few(M
 
 
 def neutral(why: str, *values: JsonValue) -> Any:  # noqa: ANN401 (as pydantic's own `Field`)
-    """Return a field that is accepted if it asks for nothing, and refused otherwise.
+    """Return a field that is accepted only with a value that changes nothing.
 
     Args:
         why: Reason of the refusal.
-        values: Values that ask for nothing, beside null.
+        values: Values that change nothing, beside null.
     """
     return Field(
         default=None,

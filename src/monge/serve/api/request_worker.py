@@ -19,7 +19,7 @@ _STUCK_S: Final = 10.0
 
 
 def run_in_daemon(work: Callable[[], Result], name: str) -> Future[Result]:
-    """Do some work in a thread of its own, for which the interpreter does not wait when it ends."""
+    """Run a function in a new thread, for which the interpreter does not wait when it ends."""
     future = Future[Result]()
 
     def run() -> None:

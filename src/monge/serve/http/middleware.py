@@ -44,7 +44,7 @@ class Gate:
     rebinding). Its scripts can then reach a server on loopback, but they cannot hide the name.
 
     Args:
-        app: The application behind it.
+        app: The application that it wraps.
         keys: Returns names and keys; without keys, none is needed.
         hosts: Allowed names and addresses, without ports, IPv6 in brackets. If empty, any.
         metrics: Counts answers and tokens.
@@ -142,7 +142,7 @@ class BoundedBodies:
     and calls `scope["state"]["release_body"]()` when it has dropped it.
 
     Args:
-        app: The application behind it.
+        app: The application that it wraps.
         max_bytes: Largest body.
         max_held_bytes: Bytes of all bodies that are held at a time; the first 64 KiB of each do not
             count, so that large bodies do not keep small bodies out.

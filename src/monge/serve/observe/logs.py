@@ -39,7 +39,7 @@ def log_config_of(form: str, *, logs_requests: bool) -> dict[str, Any]:
 
 
 class TextFormatter(logging.Formatter):
-    """Writes the fields of a record behind its message, as `name=value`."""
+    """Writes the fields of a record after its message, as `name=value`."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields = (f"{name}={value}" for name, value in vars(record).get("fields", {}).items())

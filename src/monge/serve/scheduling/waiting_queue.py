@@ -20,7 +20,7 @@ class WaitingQueue:
         return sum(map(len, self._clients.values()))
 
     def add(self, entry: Generation) -> None:
-        """Append a generation to its request, which waits behind the others of its client."""
+        """Append a generation to its request, which waits for earlier requests of its client."""
         requests = self._clients.setdefault(entry.client, {})
         requests.setdefault(entry.group_id, {})[entry.request_id] = entry
         self.entries[entry.request_id] = entry
