@@ -238,7 +238,7 @@ class ServerReference:
 
     A single request gives the laws of a whole text if the server returns the log-probabilities of
     prompts (`echo` with `logprobs`). A server without `echo` that reads prompts of text and token
-    ids, such as llama.cpp, is asked for every next token.
+    ids, such as llama.cpp, gets a request for every token.
 
     Args:
         client: The server; speculation must be off.

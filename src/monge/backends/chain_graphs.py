@@ -16,7 +16,7 @@ from monge.core.quantiles import independent
 from monge.core.sampling_rules import numbers_of, probs_by_numbers
 
 LONGEST: Final = 64
-"""Most tokens of a chain; padding writes as many columns behind all texts."""
+"""Most tokens of a chain; padding writes as many columns after all texts."""
 
 Outputs = tuple[Tensor, ...]
 ReadTokens = Callable[[Tensor, Tensor], Tensor]
@@ -84,7 +84,7 @@ class ChainGraph:
         return (token,) if probs is None else (token, probs)
 
     def draw(self, given: LevelDraws, rows: slice, lengths: Sequence[int]) -> DrawnLevels | None:
-        """Draw chains behind these rows of the cache; `None` if logits at roots are numbers of another type.
+        """Draw chains for rows of the cache; `None` if logits at roots are numbers of another type.
 
         Args:
             given: What they are drawn from, row by row.

@@ -89,7 +89,7 @@ class GraphCapture:
 class CapturedGraph:
     """A captured step: the memory of its inputs, its replay, the memory of its outputs.
 
-    `constants` is whatever else the replay reads: memory that nobody holds is given to others.
+    `constants` is whatever else the replay reads: memory without a reference is reused.
     """
 
     inputs: tuple[Tensor, ...]

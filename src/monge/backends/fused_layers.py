@@ -59,7 +59,7 @@ class LayerCompiler:
         of a joint matrix.
 
         Raises:
-            UnsupportedModelError: If the layers of the network cannot be told apart.
+            UnsupportedModelError: If the layers of the network cannot be distinguished.
         """
         path = _path_of_layers(network)
         layers: list[Any] = list(network.get_submodule(path).children())
@@ -144,7 +144,7 @@ def _mark_sizes(value: Any, batch: int) -> None:
 
 
 def _drop_recorders(module: torch.nn.Module) -> None:
-    """Drop the hooks with which the host records attention weights, since hooks cannot be compiled."""
+    """Drop transformers' hooks for attention weights, since hooks cannot be compiled."""
     for key, hook in list(module._forward_hooks.items()):
         if str(getattr(hook, "__module__", "")).startswith("transformers."):
             del module._forward_hooks[key]

@@ -66,7 +66,7 @@ class Call:
     truncation: Mapping[str, Any] = field(default_factory=dict)
     """Top-k, top-p and min-p, where they are set."""
     eos_ids: frozenset[int] = frozenset()
-    """Tokens that end a text of this library; the host's arms have none."""
+    """Tokens that end a text of this library; transformers' arms have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ def find(
 def best_assisted(
     measurements: Sequence[Measurement], temperature: float, batch_size: int
 ) -> Measurement | None:
-    """Return the assisted arm of the host with the largest median."""
+    """Return the assisted arm of transformers with the largest median."""
     names = [
         measurement.arm.name for measurement in measurements if measurement.arm.family == "assisted"
     ]
@@ -150,7 +150,7 @@ def _efficiencies(records: Sequence[StepRecord]) -> dict[str, float | None]:
 def slowest_adaptive(measurements: Sequence[Measurement]) -> dict[str, Any] | None:
     """Return where a controller that reads latency does worst against plain decoding.
 
-    Plain decoding is the better of the host's and of this library's without speculation, each a
+    Plain decoding is the better of transformers' and of this library's without speculation, each a
     median of paired ratios.
     """
     ratios_of_arms: list[dict[str, Any]] = []

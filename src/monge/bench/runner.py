@@ -122,7 +122,7 @@ class Measurement:
         )
 
     def fail(self, reason: str) -> None:
-        """Record why there are no numbers, and forget those there were."""
+        """Record why there are no numbers, and drop earlier numbers."""
         self.failure = reason
         for numbers in (self.seconds, self.num_tokens, self.records, self.completions):
             numbers.clear()

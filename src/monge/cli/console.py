@@ -165,7 +165,7 @@ def reported(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def quiet_host() -> None:
-    """Silence bars and advice of the host, and let this library's own messages through."""
+    """Silence bars and advice of transformers, and let this library's own messages through."""
     from transformers.utils import logging as host_logging
 
     host_logging.disable_progress_bar()

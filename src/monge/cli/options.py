@@ -117,9 +117,9 @@ def command(
 ) -> Any:  # noqa: ANN401 (a decorator, with or without arguments)
     """Let a command take the options of its parameters that are annotated with a dataclass of options.
 
-    Typer sees an option for each of their fields, and `--config` beside those of `monge.load`: a file
-    of options, below what the command line gives. The command gets the dataclasses. Its expected
-    failures are `reported`, and the host is quiet.
+    Typer sees an option for each of their fields, and `--config` beside those of `monge.load`: a
+    file of options, below what the command line gives. The command gets the dataclasses. Its
+    expected failures are `reported`, and transformers is quiet.
 
     Args:
         function: The command.

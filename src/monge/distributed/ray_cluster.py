@@ -1,4 +1,4 @@
-"""Ray, which is imported only when it is asked for."""
+"""Ray, which is imported only when it is used."""
 
 import logging
 from importlib import import_module

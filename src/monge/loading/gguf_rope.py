@@ -30,7 +30,7 @@ class RopeReader:
         config: The configuration, whose parameters are changed.
 
     Raises:
-        ValueError: If they describe what no network of the host computes.
+        ValueError: If they describe what no network of transformers computes.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ def nearest(name: str | Path, known: Collection[str] = ()) -> str:
 
 @lru_cache(maxsize=64)
 def _ask_hub(name: str) -> None:
-    """Raise the reason why the hub cannot give a model; pass where the host will say more."""
+    """Raise the reason why the hub cannot give a model; pass where transformers will say more."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import (
         EntryNotFoundError,

@@ -185,7 +185,7 @@ class _Source:
         )
 
     def _row_order(self, tensor: Any) -> Tensor:
-        """The rows of the file in the network's order: what the host does with a column of their numbers."""
+        """Return the order of the file's rows in the network, as transformers reorders them."""
         column = np.arange(len(tensor.data))[:, None]
         order = self._processed(column, tensor)
         if order.shape != column.shape or not np.array_equal(np.sort(order, axis=0), column):
@@ -238,7 +238,7 @@ def _share_output(network: PreTrainedModel) -> None:
 
 
 def _make_buffers(network: PreTrainedModel) -> None:
-    """Compute what no file holds, such as frequencies of rotary embeddings, as the host does."""
+    """Compute what no file holds, such as rotary frequencies, as transformers does."""
     for module in network.modules():
         buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
         if missing := {name: buffer for name, buffer in buffers.items() if buffer.is_meta}:

@@ -54,7 +54,7 @@ from monge.plugins.transformers_training import in_evaluation
 
 _OPTIONS: Final = frozenset({*PARTS, "seed", "output_logprobs"})
 _HOST: Final = inspect.signature(cast("Any", GenerationMixin).generate)
-"""Arguments of the host's `generate`."""
+"""Arguments of transformers' `generate`."""
 _A_MODEL: Final = "a model of transformers (for a pipeline: pipe.model)"
 
 Draft = PreTrainedModel | AnyHead | str | Path | None
@@ -197,7 +197,7 @@ def speculate(
 
 
 def _row_starts(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[int]:
-    """Return where the prompt of every row begins, behind its padding."""
+    """Return where the prompt of every row begins, after its padding."""
     batch_size, length = input_ids.shape
     mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
     columns = torch.arange(length, device=input_ids.device)
@@ -263,9 +263,9 @@ def accelerate(
 
     The output is that of plain `generate`, as for `speculate`. Every argument of `generate` is
     honoured or raises: `assistant_model` drafts in that call, `num_assistant_tokens` gives the
-    length of its longest chain, and `streamer`, `stop_strings` with `tokenizer`, `output_scores` and
-    `output_logits` work. Beam search and the host's other decoding methods run as they are, without
-    drafts, and a warning says so. `restore` undoes it.
+    length of its longest chain, and `streamer`, `stop_strings` with `tokenizer`, `output_scores`
+    and `output_logits` work. Beam search and transformers' other decoding methods run as they are,
+    without drafts, and a warning says so. `restore` undoes it.
 
     Args:
         model: A decoder-only model of `transformers`, or such a model wrapped by PEFT. It may be in
@@ -304,7 +304,7 @@ def accelerate(
 
 
 def restore(model: Any) -> Any:
-    """Undo `accelerate`, and forget what its calls have kept; another model stays as it is.
+    """Undo `accelerate`, and drop what its calls have kept; another model stays as it is.
 
     Args:
         model: The model, or a wrapper around it, such as that of PEFT.
@@ -426,7 +426,7 @@ def _check_model(where: str, model: Any) -> None:
 
 
 def _move_stop_strings(settings: dict[str, Any], tokenizer: Any) -> None:
-    """Turn `stop_strings` into a stopping criterion, since the host passes no tokenizer on."""
+    """Turn `stop_strings` into a stopping criterion, since transformers passes no tokenizer on."""
     config: GenerationConfig | None = settings.get("generation_config")
     strings = settings.pop("stop_strings", None)
     if strings is None and config is not None:

@@ -50,7 +50,7 @@ _FUNCTIONS: Final = frozenset(
         known.WatermarkLogitsProcessor,
     }
 )
-"""Processors of the host that are functions of the text and the scores, row by row."""
+"""Processors of transformers that are functions of the text and the scores, row by row."""
 _TRUNCATING: Final = (
     known.EpsilonLogitsWarper,
     known.EtaLogitsWarper,
@@ -60,7 +60,7 @@ _TRUNCATING: Final = (
     known.TopPLogitsWarper,
     known.TypicalLogitsWarper,
 )
-"""Processors of the host that take improbable tokens out, behind all others."""
+"""Processors of transformers that take improbable tokens out, after all others."""
 
 
 @dataclass(frozen=True, eq=False)

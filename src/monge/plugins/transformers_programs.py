@@ -169,7 +169,7 @@ class KeptPrograms:
         """Give the components of a call, which are its own until the block ends.
 
         Raises:
-            BackendError: If rounded weights are asked for and cannot be run.
+            BackendError: If rounded weights are requested and cannot be run.
         """
         reason, is_exact = self._eager_reason(call.model), self.backend.keeps_numbers
         if reason is not None and not is_exact:

@@ -204,7 +204,7 @@ def write_answers(
 def left_padded(
     rows: Sequence[Sequence[int]], device: torch.device, pad: int = 0
 ) -> tuple[Int64[Tensor, "rows seq"], Int64[Tensor, "rows seq"]]:
-    """Return token ids and attention mask as the host wants rows of different length."""
+    """Return token ids and attention mask as transformers wants rows of different length."""
     token_ids = [torch.tensor(row, device=device) for row in rows]
     masks = [torch.ones_like(row) for row in token_ids]
     return (
