@@ -189,12 +189,12 @@ class Wealth:
     def add(
         self, prompt: str, names: Sequence[str], text: JudgedText, factors: Mapping[str, np.ndarray]
     ) -> None:
-        """Bet on the tokens of one text by what was learned before it.
+        """Bet on the tokens of a text by what was learned before it.
 
         Args:
             prompt: Name of the prompt and its sampling rules.
             names: All tokens of the text.
-            text: Those that have a law.
+            text: The tokens that have a law.
             factors: Gains of the tilts on these; see `log_factors`.
         """
         self.num_texts += 1
@@ -314,9 +314,9 @@ _LOG_OPTIONS: Final = np.log([_num_options(name) for name in BETS])
 def smallest_deviation(num_tokens: int, *, alpha: float, power: float = 0.9) -> float:
     """Return the smallest mean total variation that an audit of so many tokens finds with probability `power`.
 
-    It holds for deviations that one of the bets describes. The bound is that of the hardest one,
-    which moves mass between two halves of equal mass: its wealth grows by 2 d^2 nats a token at
-    total variation d, with a standard deviation of 2 d.
+    It holds for deviations that any of the bets describes. The bound is that of the hardest
+    deviation, which moves mass between two halves of equal mass: its wealth grows by 2 d^2 nats a
+    token at total variation d, with a standard deviation of 2 d.
 
     Args:
         num_tokens: Judged tokens.

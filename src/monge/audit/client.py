@@ -32,7 +32,7 @@ class RefusedError(ServerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One choice of an answer.
+    """A choice of an answer.
 
     Args:
         text: The text.
@@ -60,19 +60,19 @@ class Server(Protocol):
     model: str | None
 
     async def complete(self, prompt: str | Sequence[int], **fields: Any) -> Completion:
-        """Return one completion; see `Client.complete`."""
+        """Return a completion; see `Client.complete`."""
         ...
 
 
 class Client:
-    """Requests to one server.
+    """Sends requests to a server.
 
     Args:
         url: Its address, with or without `/v1`. Another version, such as `/v3`, must be given.
-        model: Name of the model; `None` asks the server for its first one.
-        api_key: Its key, if it needs one.
+        model: Name of the model; `None` takes the server's first model.
+        api_key: The key of the server, if any.
         attempts: Attempts of a request before the audit gives up.
-        timeout_s: Longest wait for one answer.
+        timeout_s: Longest wait for an answer.
         transport: Replaces the network, for tests.
     """
 
@@ -169,10 +169,10 @@ class Client:
 async def one_at_a_time(
     lock: asyncio.Lock, function: Callable[P, T], /, *arguments: P.args, **options: P.kwargs
 ) -> T:
-    """Run a function in a thread, while no other caller with this lock runs one.
+    """Run a function in a thread, while no other caller with this lock runs a function.
 
     A thread cannot be cancelled. A cancelled caller keeps the lock until its function returns, so
-    that no other one runs beside it.
+    that no other function runs beside it.
     """
     async with lock:
         work = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **options))

@@ -79,9 +79,9 @@ async def deterministic(
 ) -> FirstStages:
     """Compare greedy texts and log-probabilities.
 
-    Where one greedy text for each prompt has fewer than `num_greedy_tokens`, the next prompts are these
-    prompts with the texts that the server sampled after them. A difference is a gap of more than
-    `tolerance`, or of twice the reference's noise if that is larger.
+    If a greedy text for each prompt gives fewer than `num_greedy_tokens`, the next prompts are
+    these prompts with the texts that the server sampled after them. A difference is a gap of more
+    than `tolerance`, or of twice the reference's noise if that is larger.
     """
     noise = await reference.noise(prompts)
     tolerance = max(tolerance, _NOISE_FACTOR * noise)
@@ -128,9 +128,9 @@ async def deterministic(
 
 
 def _gap(law: TokenLaw, name: str) -> float:
-    """Return how much less probable a token is than the most probable one, in nats.
+    """Return how much less probable a token is than the most probable token, in nats.
 
-    An unnamed token counts as the last named one.
+    An unnamed token counts as the last named token.
     """
     place = min(law.place(name), len(law.names) - 1)
     return math.log(law.probs[0] / law.probs[place])

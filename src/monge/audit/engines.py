@@ -43,7 +43,7 @@ HOW_TO_START: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         ),
     }
 )
-"""Engines that run as a server of their own: the command that starts it, and the one that audits it."""
+"""Engines that run as a server: the command to start the server, and the command to audit it."""
 
 STARTED: Final = (ASSISTED, LOOKUP, OURS)
 """Engines that an audit starts."""
@@ -68,17 +68,17 @@ def check_engine(name: str, parts: Collection[str]) -> None:
 class TransformersEngine:
     """Speculative decoding of `transformers`: `generate` with a draft model or prompt lookup.
 
-    It answers one request at a time, as `generate` speculates for one row only. Its random numbers
-    come from torch's global generator, whose state is restored after each request.
+    It answers one request at a time, as `generate` speculates only for a single row. Its random
+    numbers come from torch's global generator, whose state is restored after each request.
 
     Args:
         name: `transformers-assisted` or `transformers-lookup`.
-        target: Folder or name of the target; `None` for the built-in one.
+        target: Folder or name of the target; `None` for the built-in model.
         draft: Likewise for the draft model of assisted decoding.
         **loading: Options of `load_network`.
 
     Raises:
-        OptionError: If assisted decoding has no draft model, or lookup has one.
+        OptionError: If assisted decoding has no draft model, or lookup has a draft model.
         ModelLoadError: If a model cannot be loaded.
     """
 
@@ -106,7 +106,7 @@ class TransformersEngine:
         self._lock, self._num_requests = asyncio.Lock(), 0
 
     async def complete(self, prompt: str | Sequence[int], **fields: Any) -> Completion:
-        """Return one completion, whose tokens are named by their ids. See `Server`."""
+        """Return a completion, whose tokens are named by their ids. See `Server`."""
         return await one_at_a_time(self._lock, self._complete, prompt, fields)
 
     def _complete(self, prompt: str | Sequence[int], fields: Mapping[str, Any]) -> Completion:

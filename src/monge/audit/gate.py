@@ -1,4 +1,4 @@
-"""`assert_lossless`: an audit as one assertion of a test suite, and what it shares with the command."""
+"""`assert_lossless`: an audit as an assertion in tests, and what it shares with the command."""
 
 import asyncio
 import json
@@ -69,7 +69,7 @@ def assert_lossless(
         alpha: Largest probability of a false alarm.
         tolerance: Smallest difference of two log-probabilities that counts in greedy texts, in
             nats; by default 0.05, and 0.25 with a `target`.
-        greedy_budget: Greedy tokens to compare at least; one text for each prompt is always
+        greedy_budget: Least number of greedy tokens to compare; at least a text for each prompt is
             compared.
         quick: Judge four situations instead of twelve.
         situations: The situations, instead of those of the audit.

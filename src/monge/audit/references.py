@@ -65,14 +65,15 @@ class Reference(Protocol):
         ...
 
     async def noise(self, prompts: Sequence[str]) -> float:
-        """Return the largest difference between two answers of this reference to one question, in nats."""
+        """Return the largest difference between two answers to the same question, in nats."""
         ...
 
 
 def token_names(completion: Completion, eos_names: frozenset[str]) -> tuple[str, ...]:
     """Return the names of the tokens of a completion, with `END` last if the text ended by itself.
 
-    If a server returns no tokens, the text counts as one: such a server is asked for single tokens.
+    If a server returns no tokens, the text counts as a token: such a server is asked for single
+    tokens.
     """
     shown = completion.tokens or ()
     if completion.tokens is None and completion.text:
@@ -91,7 +92,7 @@ def logits_along(
     Args:
         model: The model; nothing else may use it meanwhile.
         token_ids: The text.
-        first: Tokens before the first one whose logits are wanted.
+        first: Number of tokens before the first token whose logits are returned.
         piece: Tokens of a forward: it bounds the logits that are held, not the text.
     """
     model.open({_SEQUENCE: token_ids[:first]})
@@ -235,9 +236,9 @@ class LocalReference:
 class ServerReference:
     """Laws from a server that returns log-probabilities.
 
-    One request tells the laws of a whole text where the server returns the log-probabilities of
+    A single request gives the laws of a whole text if the server returns the log-probabilities of
     prompts (`echo` with `logprobs`). A server without `echo` that reads prompts of text and token
-    ids, such as llama.cpp, is asked for every next token.
+    ids, such as llama.cpp, gets a request for every token.
 
     Args:
         client: The server; speculation must be off.

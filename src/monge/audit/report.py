@@ -1,4 +1,4 @@
-"""The report of an audit: as values, and as one HTML page without scripts."""
+"""The report of an audit: as values, and as an HTML page without scripts."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -22,7 +22,7 @@ _LARGEST: Final = 1e3  # shown in place of an infinite logarithm: JSON has no in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SituationResult:
-    """One situation: its texts, judged tokens and largest e-value.
+    """A situation: its texts, judged tokens and largest e-value.
 
     Args:
         log_e: Logarithm of the e-value.
@@ -42,7 +42,7 @@ class Report:
 
     Args:
         verdict: The verdict.
-        reason: Why, in one sentence.
+        reason: Why, in a sentence.
         alpha: Largest probability of a false alarm.
         num_tokens: Judged tokens of all situations.
         log_e: Logarithm of the largest e-value; the audit rejects at `log(1 / alpha)`.

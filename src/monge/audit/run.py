@@ -1,4 +1,4 @@
-"""One audit from the first request to the verdict."""
+"""An audit from the first request to the verdict."""
 
 import asyncio
 import math
@@ -102,7 +102,7 @@ async def audit(
 ) -> Report:
     """Judge a server, and return the report.
 
-    `on_tokens` is told the judged tokens and the logarithm of the e-value after every text.
+    `on_tokens` receives the judged tokens and the logarithm of the e-value after every text.
     """
     notes = [_TEXT_NOTE] if settings.naming == "text" else []
     if len(settings.played) < len(settings.planned):

@@ -29,7 +29,7 @@ SHARED: Final = "The following is a short story about two friends who travel to 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """Requests of one kind.
+    """Requests of the same kind.
 
     Args:
         name: Shown in reports.

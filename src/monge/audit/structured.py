@@ -13,7 +13,7 @@ from monge.audit.client import Server, ServerError
 
 _EVEN, _ODD = "[ -di-~]", "[ -hm-~]"
 REGEX: Final = f"({_EVEN}{_ODD})*"
-"""Printable characters, without `e` to `h` at even places and without `i` to `l` at odd ones."""
+"""Printable characters, without `e` to `h` at even places and without `i` to `l` at odd places."""
 
 _GOES_ON: Final = (
     re.compile(f"({_EVEN}{_ODD})*{_EVEN}?"),

@@ -12,9 +12,10 @@ _KEPT: Final = ("text", "finish", "tokens", "logprobs")
 
 
 class TextLog:
-    """The texts of an audit, one JSON object a line, so that it can be continued and judged again.
+    """The texts of an audit as JSON lines, so that it can be continued and judged again.
 
-    A file with another header, which is of another audit, is an `OptionError`; `None` keeps nothing.
+    A file with another header belongs to another audit and is an `OptionError`; `None` keeps
+    nothing.
     """
 
     def __init__(self, path: Path | None, header: dict[str, Any]) -> None:

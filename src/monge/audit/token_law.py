@@ -1,4 +1,4 @@
-"""The reference law of one token in an audit: named tokens and their masses, and the mass of all others."""
+"""The reference law of a token in an audit: masses of named tokens, and the mass of the rest."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ END: Final = "<end of text>"
 """Name that the audit gives to every token that ends a text."""
 
 MOST_NAMED: Final = 64
-"""Named tokens of a law; all others form one category, so that costs do not grow with the vocabulary."""
+"""Most named tokens of a law; others form a category, so costs do not grow with the vocabulary."""
 SMALLEST_REST: Final = 1e-7
 """Mass of the other tokens where it rounds to nothing; it bounds the excess of the sum of the masses."""
 _BOUNDARY_NOISE: Final = 0.02  # 16-bit noise of a cumulative mass that may move it across `top_p`
@@ -24,7 +24,7 @@ _SWAP_RATIO: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLaw:
-    """A law over named tokens and one category for all others.
+    """A law over named tokens and a category for all others.
 
     Args:
         names: Token names, most probable first.

@@ -1,4 +1,4 @@
-"""Chains of draft tokens by one CUDA graph a token, which reads the last one of every text and draws the next."""
+"""Chains of draft tokens: a CUDA graph reads the last token of every text and draws the next."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -16,7 +16,7 @@ from monge.core.quantiles import independent
 from monge.core.sampling_rules import numbers_of, probs_by_numbers
 
 LONGEST: Final = 64
-"""Most tokens of a chain; padding writes as many columns behind all texts."""
+"""Most tokens of a chain; padding writes as many columns after all texts."""
 
 Outputs = tuple[Tensor, ...]
 ReadTokens = Callable[[Tensor, Tensor], Tensor]
@@ -31,13 +31,13 @@ def is_chain(shape: LevelShape) -> bool:
 class ChainGraph:
     """The graph of a number of rows and a kind of sampling rules.
 
-    Rows without a text are padding: they write behind all texts.
+    Rows without a text are padding: they write to columns after all texts.
 
     Args:
         capture: Captures work that always uses the same memory; see `backends.cuda.Capture`.
         read: Reads tokens.
         starts: Where padding writes, and what runs before it is captured: columns of every row.
-        kind: One of `KINDS`.
+        kind: A member of `KINDS`.
         draft_ids: The tokens that logits are about, ascending; `None` for all.
     """
 
@@ -84,7 +84,7 @@ class ChainGraph:
         return (token,) if probs is None else (token, probs)
 
     def draw(self, given: LevelDraws, rows: slice, lengths: Sequence[int]) -> DrawnLevels | None:
-        """Draw chains behind these rows of the cache; `None` if logits at roots are numbers of another type.
+        """Draw chains for rows of the cache; `None` if logits at roots are numbers of another type.
 
         Args:
             given: What they are drawn from, row by row.

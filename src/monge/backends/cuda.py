@@ -41,7 +41,7 @@ _FEW_FORWARDS: Final = 3
 shape comes once, such as the text that a draft model missed in a pause."""
 _MAX_FUNCTIONS: Final = 256
 _FEW_CALLS: Final = 32
-"""Calls of a function with the same shapes before it is captured: a capture stalls a round, a replay saves a part of one."""
+"""Calls with the same shapes before a capture: it stalls a round, a replay saves a part of that."""
 _MOST_NUMBERS: Final = 1 << 23
 """Most numbers that a captured function reads."""
 _SHARE: Final = 0.25
@@ -53,7 +53,7 @@ Capture = Callable[[Callable[[], Outputs]], tuple[Callable[[], None], Outputs]]
 
 
 class GraphCapture:
-    """Captures CUDA graphs that share one memory pool; a `Capture`.
+    """Captures CUDA graphs that share a memory pool; a `Capture`.
 
     Raises:
         BackendError: If the device is no CUDA device.
@@ -89,7 +89,7 @@ class GraphCapture:
 class CapturedGraph:
     """A captured step: the memory of its inputs, its replay, the memory of its outputs.
 
-    `constants` is whatever else the replay reads: memory that nobody holds is given to others.
+    `constants` is whatever else the replay reads: memory without a reference is reused.
     """
 
     inputs: tuple[Tensor, ...]
@@ -191,7 +191,7 @@ class FunctionGraphs:
 
 
 class CudaGraphForward(ForwardProgram):
-    """A step with one CUDA graph for each number of rows, padded to powers of two, and of nodes, padded to `WIDTHS`.
+    """A step with CUDA graphs; rows are padded to powers of two, nodes to `WIDTHS`.
 
     Graphs are captured by `prepare`, and others once their shape has come a few times. Blocks of
     more nodes than `_MOST_NODES` run uncaptured. The first tokens of short prompts have graphs of
@@ -203,8 +203,8 @@ class CudaGraphForward(ForwardProgram):
         module: The step that is captured.
         spec: Shapes and types of its inputs.
         capture: Captures it.
-        uncaptured: The step that runs without a graph; `module` by default. One whose layers are
-            compiled is not compiled again for every shape that occurs once.
+        uncaptured: The step that runs without a graph; `module` by default. Pass a step without
+            compiled layers, so that a shape that occurs once does not compile them.
     """
 
     name = "cuda_graph"
@@ -290,7 +290,7 @@ class CudaGraphForward(ForwardProgram):
     def draw_levels(
         self, given: LevelDraws, rows: slice, lengths: Sequence[int], cache: TreeCache
     ) -> DrawnLevels | None:
-        """See `ForwardProgram`: chains, by one graph a number of rows and kind of sampling rules."""
+        """See `ForwardProgram`: chains, with a graph for each number of rows and kind of rules."""
         if not is_chain(given.shape):
             return None
         # Padding too lies behind the texts.
@@ -409,7 +409,7 @@ def _named(nodes: int | str) -> str:
 
 
 def captured(capture: Capture, work: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
-    """Capture work, and note that a round in which this happens says nothing about later ones."""
+    """Capture work, and note that the time of this round says nothing about later rounds."""
     note_preparation()
     # Also where graphs are captured outside of a forward.
     with torch.inference_mode():

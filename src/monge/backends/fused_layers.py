@@ -1,4 +1,4 @@
-"""Layers of a network compiled one at a time: all layers of a kind share one program a width.
+"""Compile the layers of a network separately: layers of a kind share a program for each width.
 
 A layer takes a second to compile and a whole network minutes; between layers nothing is left to fuse.
 """
@@ -19,7 +19,7 @@ from monge.backends.traced import CacheLayer, attend_by_products
 from monge.core.errors import UnsupportedModelError
 
 _MOST_PROGRAMS: Final = 1024
-"""Programs of one function that torch keeps: kinds of layers by shapes, of all networks."""
+"""Programs that torch keeps for a function: kinds of layers by shapes, of all networks."""
 _LEAST_CAPABILITY: Final = (7, 0)  # of a card for which Triton compiles
 _torch: Any = torch
 
@@ -55,10 +55,11 @@ class LayerCompiler:
     def adapt(self, network: PreTrainedModel) -> None:
         """Make the layers of a network run as programs; see `TracedForward`.
 
-        Linear layers that read the same rows become one product. Their matrices become views of one.
+        Linear layers that read the same rows become a single product. Their matrices become views
+        of a joint matrix.
 
         Raises:
-            UnsupportedModelError: If the layers of the network cannot be told apart.
+            UnsupportedModelError: If the layers of the network cannot be distinguished.
         """
         path = _path_of_layers(network)
         layers: list[Any] = list(network.get_submodule(path).children())
@@ -124,7 +125,7 @@ def _run(layer: torch.nn.Module, inputs: Sequence[Any], named: dict[str, Any]) -
 
 
 def _mark_sizes(value: Any, batch: int) -> None:
-    """Let one program serve all capacities of the cache, and all batches but those of one row."""
+    """Let a program serve all capacities of the cache, and all batches of more than one row."""
     if isinstance(value, Cache):
         (layer,) = value.layers
         assert isinstance(layer, CacheLayer)
@@ -143,14 +144,14 @@ def _mark_sizes(value: Any, batch: int) -> None:
 
 
 def _drop_recorders(module: torch.nn.Module) -> None:
-    """Drop the hooks with which the host records attention weights, since hooks cannot be compiled."""
+    """Drop transformers' hooks for attention weights, since hooks cannot be compiled."""
     for key, hook in list(module._forward_hooks.items()):
         if str(getattr(hook, "__module__", "")).startswith("transformers."):
             del module._forward_hooks[key]
 
 
 class _Product:
-    """One product for several linear layers that read the same rows, in the order of their calls."""
+    """A joint product of linear layers that read the same rows, in the order of their calls."""
 
     def __init__(self, layers: Sequence[Linear]) -> None:
         self._weight = _joined([layer.weight for layer in layers])
@@ -173,9 +174,9 @@ class _Product:
 
 
 def _merge_products(network: PreTrainedModel, layers: Sequence[torch.nn.Module]) -> None:
-    """Make one product of the linear layers of a module that read the same rows, such as queries, keys and values.
+    """Merge linear layers of a module that read the same rows, such as queries, keys and values.
 
-    A forward of one token shows which these are.
+    A forward of a single token shows which layers do.
     """
     read = dict[tuple[int, int], tuple[object, list[Linear]]]()
     hooks: list[Any] = []
@@ -218,7 +219,7 @@ def _can_merge(module: torch.nn.Module) -> bool:
 
 
 def _joined(weights: Sequence[Tensor]) -> Tensor:
-    """Join weights in one tensor, and make the weights views of it."""
+    """Join weights in a tensor, and make the weights views of it."""
     rows = [len(weight) for weight in weights]
     with torch.inference_mode(mode=False), torch.no_grad():
         first = weights[0].detach()

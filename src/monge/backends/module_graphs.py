@@ -18,7 +18,7 @@ from monge.engine.models.masks import masks_behind
 
 
 class ModuleGraph:
-    """A small module beside a network, with one CUDA graph for each number of rows of `WIDTHS`.
+    """A small module beside a network, with a CUDA graph for each number of rows in `WIDTHS`.
 
     Graphs are captured by `prepare`, or at first use.
     """
@@ -53,7 +53,7 @@ class ModuleGraph:
 
 
 class StepGraph:
-    """A `CachedStep` with one CUDA graph for each number of texts and of nodes, captured at first use.
+    """A `CachedStep` with a CUDA graph for each number of texts and nodes, captured at first use.
 
     Graphs give logits of all nodes, and see all columns of the cache. They are captured anew when
     it moves.
@@ -97,7 +97,9 @@ class StepGraph:
     def draw_levels(
         self, given: LevelDraws, states: Tensor, lengths: Sequence[int], kept: Sequence[Tensor]
     ) -> DrawnLevels | None:
-        """Draw chains behind texts, by one graph a number of rows and kind of sampling rules; `None` for other trees.
+        """Draw chains after texts by CUDA graphs; `None` for other trees.
+
+        There is a graph for each number of rows and kind of sampling rules.
 
         Args:
             given: What they are drawn from.

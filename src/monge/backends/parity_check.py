@@ -166,8 +166,8 @@ def example_inputs(module: torch.nn.Module, like: Sequence[Tensor]) -> list[tupl
     """Return artificial inputs of several batch sizes.
 
     Args:
-        module: A `CachedStep`, or a module of matrices with one row a node.
-        like: Tensors with the widths and types of its inputs; of a step, one of its numbers' type.
+        module: A `CachedStep`, or a module of matrices with a row for each node.
+        like: Tensors with the widths and types of its inputs; for a step, a tensor of its type.
     """
     if isinstance(module, CachedStep):
         sizes = ((2, 3, 5), (1, 1, 1), (3, 1, 3), (1, 4, 4))
@@ -226,10 +226,10 @@ def difference(
 
 
 def _test_outputs(model: HfTreeModel, layers: tuple[int, ...]) -> list[Tensor]:
-    """Logits of all nodes, then hidden states of committed tokens layer by layer.
+    """Return logits of all nodes, then hidden states of committed tokens layer by layer.
 
-    The nodes are those of small trees and chains, for several rows and for one, and behind a text
-    that was read without logits.
+    The nodes are those of small trees and chains, for several rows and for a single row, and after
+    a text that was read without logits.
     """
 
     def tokens(*numbers: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Short prompts by CUDA graphs: a network's layers are launched one after another for longer than a card computes."""
+"""Short prompts by CUDA graphs: to launch a network's layers takes longer than the GPU computes."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -23,10 +23,10 @@ ReadTokens = Callable[
 
 
 class PromptGraphs:
-    """Reads the beginnings of texts by one CUDA graph for each number of texts and of tokens, both padded to powers of two.
+    """Prefills new texts: a CUDA graph for each number of texts and of tokens, both powers of two.
 
-    Keys and values are written beside the cache and copied into it, so graphs stay when it moves.
-    All graphs write to the same memory.
+    Keys and values are written beside the cache and copied into it, so graphs stay valid when the
+    cache moves. All graphs write to the same memory.
 
     Args:
         capture: Captures work that always uses the same memory; see `backends.cuda.Capture`.
@@ -48,7 +48,7 @@ class PromptGraphs:
         return len(self._graphs)
 
     def prepare(self, num_rows: int, device: torch.device) -> None:
-        """Capture the graphs of every number of texts up to this one."""
+        """Capture the graphs of every number of texts up to `num_rows`."""
         for power in range(num_rows.bit_length()):
             width = MOST_TOKENS >> power
             while width >= _LEAST:
@@ -56,7 +56,7 @@ class PromptGraphs:
                 width //= 2
 
     def read(self, token_ids: Tensor, cache: TreeCache) -> ForwardOutput | None:
-        """Read the first tokens of texts; `None` if they go on behind others, or are too many.
+        """Prefill new texts; `None` if a text has cached tokens, or if no graph is that large.
 
         Args:
             token_ids: Their tokens, `[rows, tokens]`.

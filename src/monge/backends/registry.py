@@ -33,7 +33,7 @@ class Backend(ABC):
 
     @abstractmethod
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
-        """Return the model of a network: one that reads trees if it can, chains otherwise.
+        """Return the model of a network: it reads trees if the network can, else chains.
 
         Args:
             network: A causal language model in evaluation mode.

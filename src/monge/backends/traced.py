@@ -1,4 +1,4 @@
-"""A network's forward as one traceable module, compiled on the CPU and captured on the GPU."""
+"""A network's forward as a traceable module, compiled on the CPU and captured on the GPU."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -121,7 +121,7 @@ def all_nodes(token_ids: Tensor) -> Tensor:
 
 
 class CacheLayer(CacheLayerMixin):
-    """Keys and values of one layer during a trace.
+    """Keys and values of a layer during a trace.
 
     Args:
         keys: `[batch, heads, capacity, head_dim]`, written in place.
@@ -225,7 +225,7 @@ def _grouped_attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The host's `sdpa`, where heads that share keys are further queries of one head.
+    """The CPU's `sdpa`, where heads that share keys are further queries of the same head.
 
     The few queries are scaled here: a backend that takes attention apart would scale all keys.
     """

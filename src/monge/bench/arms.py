@@ -1,9 +1,9 @@
 """Arms of `monge bench decode`: `transformers` in its three ways of decoding, and this library.
 
-Every arm has the same two networks in memory, takes token ids and gives token ids, and decodes the
-same law: the networks' generation settings are replaced by empty ones (no end-of-text token, so
-that all completions have one length; no default top-k, so that temperature 1 means the network's
-own law).
+Every arm has the same two networks in memory, takes and returns token ids, and decodes the same
+law. So the networks' generation settings are replaced by empty settings: no end-of-text token, so
+that all completions have the same length; no default top-k, so that temperature 1 means the
+network's own law.
 """
 
 import ast
@@ -57,7 +57,7 @@ TokenIds = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of an arm."""
+    """A call of an arm."""
 
     prompt_ids: TokenIds
     max_new_tokens: int
@@ -66,7 +66,7 @@ class Call:
     truncation: Mapping[str, Any] = field(default_factory=dict)
     """Top-k, top-p and min-p, where they are set."""
     eos_ids: frozenset[int] = frozenset()
-    """Tokens that end a text of this library; the host's arms have none."""
+    """Tokens that end a text of this library; transformers' arms have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class DecodedCall:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Arm(ABC):
-    """One way of decoding.
+    """A way of decoding.
 
     Args:
         name: Name in tables.
@@ -106,7 +106,7 @@ class HostArm(Arm):
     """`transformers.generate`, whose options are `settings`; all families but `plain` decode single rows.
 
     Args:
-        assistant: Options of the assistant by temperature; `None` for an arm without one.
+        assistant: Options of the assistant by temperature; `None` for an arm without an assistant.
     """
 
     assistant: Mapping[float, Mapping[str, Any]] | None = None
@@ -143,7 +143,7 @@ class HostArm(Arm):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class MongeArm(Arm):
-    """This library, with one pair of networks.
+    """This library, with a pair of networks.
 
     `settings` are components by name, and `draft_backend`, as `monge.load` takes them; by default the
     library's, and the pair's backend. Drafters start anew in every call; what controllers share lasts.
@@ -308,10 +308,10 @@ def named_arm(text: str) -> MongeArm:
 
 
 def with_named(arms: Sequence[Arm], texts: Sequence[str]) -> list[Arm]:
-    """Return the arms and the named ones.
+    """Return the arms and the named arms.
 
     Raises:
-        OptionError: As `named_arm`, or if two arms have one name.
+        OptionError: As `named_arm`, or if two arms have the same name.
     """
     together = [*arms, *map(named_arm, texts)]
     for name, count in Counter(arm.name for arm in together).items():

@@ -1,8 +1,8 @@
 """`monge bench decode`: how many tokens per second the same two networks give, decoded in different ways.
 
-Decoding one sequence is bound by reading the weights: a forward over eight tokens costs little more
-than a forward over one, so tokens that a cheap drafter guesses are checked almost for free. What
-that gains is the block efficiency (tokens per target forward), less the time of drafting, the wider
+Decoding a single sequence is bound by reading the weights: a forward over eight tokens costs little
+more than a forward over one, so tokens that a cheap drafter guesses are checked almost for free.
+The gain is the block efficiency (tokens per target forward), less the time of drafting, the wider
 forward, and the loop itself (engine efficiency). A large batch fills the arithmetic units, wider
 forwards stop being free, and the gain shrinks. Reading the prompt is bound by arithmetic and the
 same for all arms; it is included for all.
@@ -41,15 +41,15 @@ def compare(
     assistant_tokens: Sequence[int],
     on_call: OnCall,
 ) -> tuple[dict[str, Any], list[Measurement]]:
-    """Tune the host's assisted generation, measure all arms, and sum up.
+    """Tune transformers' assisted generation, measure all arms, and sum up.
 
     Args:
         pair: The networks.
         prompts: The prompts; the target's template writes their messages.
         settings: Settings of the measurement.
         ours: The arms of this library.
-        assistant_tokens: Drafted tokens that the search for the host's best settings tries; with
-            none the host's arms are left out.
+        assistant_tokens: Drafted tokens that the search for transformers' best settings tries; with
+            none transformers' arms are left out.
         on_call: Told about progress.
 
     Returns:
@@ -105,7 +105,7 @@ def _check_lengths(pair: Pair, prompts: TokenIds, settings: Settings) -> None:
 def tune_assistant(
     pair: Pair, prompts: TokenIds, settings: Settings, counts: Sequence[int]
 ) -> tuple[dict[float, dict[str, Any]], list[dict[str, Any]]]:
-    """Search the host's assisted generation, for every temperature, over a constant number of drafted tokens.
+    """Tune the constant number of drafted tokens of transformers' assisted generation.
 
     The confidence threshold, which ends a draft early, is off. The search sees prompts that are
     measured afterwards, which favours the tuned arm.

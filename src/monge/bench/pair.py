@@ -20,7 +20,7 @@ from monge.loading.sources import ModelSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two networks in memory, for all arms: as the host runs them, and as this library does.
+    """Two networks in memory, for all arms: as transformers runs them, and as this library does.
 
     A head is the text of a drafter, with its folder; it stands in the draft model's place. Further
     draft models stand beside the first. `decoder` runs the target and the draft models, without the
@@ -67,10 +67,10 @@ def load_pair(
     Args:
         target: Folder or name.
         draft: Likewise, or the folder of a head for the target; `None` beside a named target means
-            that there is none. Of several draft models all draft where an arm's drafter takes
-            several, and the first one otherwise.
-        backend: How this library's arms run them, `None` as `monge.load` does; the host's run the
-            networks as they are.
+            that there is none. If there are several draft models, all draft where an arm's drafter
+            takes several, else the first.
+        backend: How this library's arms run them, `None` as `monge.load` does; arms of transformers
+            run the networks as they are.
         draft_backend: How they run the draft model, if otherwise.
         useless_draft: Shift the rows of the draft network's output matrix by half the vocabulary:
             it costs what it costs, and guesses nothing.
@@ -123,7 +123,7 @@ def draft_model_by(pair: Pair, backend: str | Backend) -> SequenceModel:
 
 
 def empty_settings(tokenizer: Any, **options: Any) -> GenerationConfig:  # noqa: ANN401 (the host's tokenizers share no type)
-    """Return the host's settings for decoding a network's own law."""
+    """Return transformers' settings for decoding a network's own law."""
     return GenerationConfig(pad_token_id=tokenizer.pad_token_id or 0, **options)
 
 

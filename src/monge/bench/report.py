@@ -1,4 +1,4 @@
-"""From measurements to numbers: one record per arm, and the ratios that matter."""
+"""From measurements to numbers: a record for each arm, and the ratios that matter."""
 
 import gzip
 import json
@@ -42,7 +42,7 @@ def find(
 def best_assisted(
     measurements: Sequence[Measurement], temperature: float, batch_size: int
 ) -> Measurement | None:
-    """Return the assisted arm of the host with the largest median."""
+    """Return the assisted arm of transformers with the largest median."""
     names = [
         measurement.arm.name for measurement in measurements if measurement.arm.family == "assisted"
     ]
@@ -59,9 +59,9 @@ def speedup(ours: Measurement | None, theirs: Measurement | None) -> RepeatSumma
 
 
 def arm_record(measurement: Measurement, measurements: Sequence[Measurement]) -> dict[str, Any]:
-    """Return everything about one arm at one temperature and batch size, as plain values.
+    """Return everything about an arm at a temperature and batch size, as plain values.
 
-    A failed one has no numbers.
+    A failed arm has no numbers.
     """
     arm, where = measurement.arm, (measurement.temperature, measurement.batch_size)
     record: dict[str, Any] = {
@@ -150,7 +150,7 @@ def _efficiencies(records: Sequence[StepRecord]) -> dict[str, float | None]:
 def slowest_adaptive(measurements: Sequence[Measurement]) -> dict[str, Any] | None:
     """Return where a controller that reads latency does worst against plain decoding.
 
-    Plain decoding is the better of the host's and of this library's without speculation, each a
+    Plain decoding is the better of transformers' and of this library's without speculation, each a
     median of paired ratios.
     """
     ratios_of_arms: list[dict[str, Any]] = []
@@ -168,7 +168,7 @@ def slowest_adaptive(measurements: Sequence[Measurement]) -> dict[str, Any] | No
 
 
 def write_rounds(measurements: Sequence[Measurement], path: Path) -> Path:
-    """Write the raw round records, one JSON object a line: what every rate is computed from."""
+    """Write the raw round records as JSON lines. Every rate is computed from them."""
     with gzip.open(path, "wt", encoding="utf-8") as file:
         for measurement in measurements:
             names = ("temperature", "batch_size")
@@ -188,7 +188,10 @@ def _settings(measurement: Measurement) -> dict[str, Any]:
 
 
 def _same_share(measurement: Measurement, plain: Measurement | None) -> float | None:
-    """Return the share of greedy completions that equal plain decoding's; sampled ones differ by chance."""
+    """Return the share of greedy completions that equal those of plain decoding.
+
+    Sampled completions differ by chance.
+    """
     if plain is None or measurement.temperature > 0:
         return None
     pairs = list(zip(measurement.completions, plain.completions, strict=True))

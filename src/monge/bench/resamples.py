@@ -20,9 +20,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Resamples:
-    """Bootstrap resamples of whole clusters: numbers measured within one text depend on each other, texts do not.
+    """Bootstrap resamples of whole clusters, since only numbers within a text are dependent.
 
-    All estimates made with one object use the same resamples, so their differences are paired.
+    All estimates made with the same object use the same resamples, so their differences are paired.
 
     Args:
         choices: Clusters of every resample, drawn with replacement, `[resamples, clusters]`.

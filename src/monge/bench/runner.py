@@ -43,7 +43,7 @@ class Settings(LengthAndTruncation):
 
     The warm-up comes on top of the repeats. Every repeat and batch derives its own seed, the same
     for all arms. No repeat is started that would end after the time limit; the first always ends.
-    Controllers measure by the same clock, one of `CLOCKS`.
+    Controllers measure by the same clock, a member of `CLOCKS`.
     """
 
     max_new_tokens: int = option(64, MEASURING, "Length of every completion.")
@@ -99,7 +99,7 @@ def count_once(settings: object, *names: str) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class Measurement:
-    """One arm at one temperature and batch size: seconds and new tokens of every repeat.
+    """An arm at a temperature and batch size: seconds and new tokens of every repeat.
 
     Completions are the tokens of every row of every repeat, in the same order for all arms. A
     failure is the reason why there are no numbers.
@@ -122,14 +122,14 @@ class Measurement:
         )
 
     def fail(self, reason: str) -> None:
-        """Record why there are no numbers, and forget those there were."""
+        """Record why there are no numbers, and drop earlier numbers."""
         self.failure = reason
         for numbers in (self.seconds, self.num_tokens, self.records, self.completions):
             numbers.clear()
 
 
 def batches(prompts: TokenIds, size: int) -> list[TokenIds]:
-    """Return full batches that hold every prompt; the last one is filled up from the first prompts."""
+    """Return full batches of all prompts; the last batch is filled up with the first prompts."""
     count = -(-len(prompts) // size)
     return [
         tuple(prompts[(batch * size + row) % len(prompts)] for row in range(size))
@@ -148,9 +148,9 @@ def measure(
     """Measure every arm at every temperature and batch size.
 
     Each arm prepares itself once and is warmed up once in each cell, uncounted. Then, for every
-    repeat, temperature, batch size and batch of prompts, all arms decode that batch one after
-    another; the order rotates, so no arm always follows the same one. `on_call` is told how many
-    calls there are, and the arm's name before every call.
+    repeat, temperature, batch size and batch of prompts, all arms decode that batch in turn; the
+    order rotates, so no arm always follows the same arm. `on_call` receives the number of calls,
+    and the arm's name before every call.
     """
     places = list(product(settings.temperatures, settings.batch_sizes))
     cells = [

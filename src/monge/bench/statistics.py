@@ -17,9 +17,9 @@ MAX_PERIOD: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatSummary:
-    """Repeated measurements of one number: median, smallest, largest, and quartile distance.
+    """Repeated measurements of a number: median, smallest, largest, and quartile distance.
 
-    The distance is 0 for fewer than two values, which stand in order of measurement.
+    The distance is 0 for fewer than two values. The values are in order of measurement.
     """
 
     median: float

@@ -114,7 +114,7 @@ def grid(
     """Return the settings that are tried beside plain decoding, as `monge.load` takes them.
 
     Args:
-        drafter: The drafter of the draft model or of the head, if there is one.
+        drafter: The drafter of the draft model or of the head, if any.
         is_greedy: Whether texts are greedy.
         further: Drafters of the user.
 

@@ -48,8 +48,8 @@ def acceptance(
     **One node.** From a target law, a draft law and a number of candidates: P(the emitted token is
     one of the candidates) for every rule and every way of drafting for which it is exact, the
     optimum for each way, and the gap. Small laws are listed, large ones go through closed forms.
-    Nothing is normalised: a law that does not sum to one is refused. The acceptance-one condition
-    says from how many i.i.d. candidates on some rule accepts one with probability one.
+    Nothing is normalised: a law that does not sum to 1 is refused. The acceptance-one condition
+    says from how many i.i.d. candidates on some rule accepts a candidate with probability 1.
 
     **A rule of your own.** With the name of a verifier: every draw on small random tables is
     enumerated, and the law of the text compared with the target's. Tables and trees are few and
@@ -161,7 +161,7 @@ def _show_node(report: dict[str, Any], *, markdown: bool) -> None:
 
 
 def _acceptance_one(found: dict[str, Any]) -> str:
-    """Return one line about the acceptance-one condition."""
+    """Return a line about the acceptance-one condition."""
     least, ids = found["smallest_num_drafts"], found["tightest_set"]
     needed = (
         "no number of drafts is enough" if least is None else f"from {counted(least, 'draft')} on"
@@ -180,7 +180,7 @@ def shown_number(value: float | None) -> str:
 
 
 def shown_gap(value: float | None) -> str:
-    """Return a distance below the optimum; one above it is named, unless it is rounding."""
+    """Return the gap to the optimum; a value above the optimum is named, unless it is rounding."""
     if value is None or value >= -ROUNDING:
         return shown_number(None if value is None else max(0.0, value))
     return f"ABOVE by {-value:.6f}"

@@ -1,4 +1,4 @@
-"""`monge batch`: rows of a file in, their completions out, one line each.
+"""`monge batch`: rows of a file in, their completions out, a line for each.
 
 Ray Data runs `worker` in its processes, so that rows are decoded by the same code everywhere.
 """
@@ -46,7 +46,7 @@ ROW_OPTIONS: Final = options_of(SamplingOptions)
 _BLOCK_ROWS: Final = 128
 """Most rows whose requests are in memory together."""
 _BLOCKS_A_WORKER: Final = 4
-"""With Ray: so that workers end at about the same time, and a lost one loses little."""
+"""With Ray: so that workers end at about the same time, and a lost worker loses little."""
 _PREFILL_CHUNK: Final = 512
 _MOST_SHOWN: Final = 40
 """Characters of a wrong value in an error."""
@@ -104,9 +104,9 @@ def batch(
     """Complete every row of a file.
 
     A row is an object with `prompt` (text or token ids), perhaps an `id`, and perhaps a `seed`,
-    `temperature` or another option of its own. Row i of OUT is that of IN; one that cannot be
-    decoded has its `error`, and the status is 1 if there is any. A command that was interrupted
-    goes on after the rows that OUT has. docs/scaling.md says more.
+    `temperature` or another option of its own. Row i of OUT is that of IN; a row that cannot be
+    decoded has an `error`, and the status is 1 if there is any. A command that was interrupted goes
+    on after the rows that OUT has. docs/scaling.md says more.
 
     **Examples**
 

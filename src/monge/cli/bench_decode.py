@@ -196,10 +196,10 @@ def report(document: dict[str, Any], files: Sequence[Path], *, markdown: bool = 
 
 
 def table(arms: Sequence[dict[str, Any]], title: str) -> Table:
-    """Return a table of arms at one temperature and batch size.
+    """Return a table of arms at a temperature and batch size.
 
-    Speeds are compared with the host's plain decoding, and where that was not measured with this
-    library's.
+    Speeds are compared with plain decoding of transformers, or of this library if transformers was
+    not measured.
     """
     name, of, middle = "x plain", "ratio_to_plain", "median"
     caption = "x plain: times the speed of transformers"

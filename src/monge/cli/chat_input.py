@@ -11,8 +11,8 @@ _QUOTES: Final = '"""'
 def messages() -> Iterator[str]:
     """Yield messages of the user: lines, pasted texts, and what stands between triple quotes.
 
-    A backslash at the end of a line continues the message on the next one. Lines of a terminal can be
-    edited, and Ctrl-C drops what is being written.
+    A backslash at the end of a line continues the message on the next line. Lines of a terminal can
+    be edited, and Ctrl-C drops the unfinished message.
     """
     if isinstance(sys.stdin, io.TextIOWrapper):  # a wrong byte fails its message, not the chat
         sys.stdin.reconfigure(errors="surrogateescape")

@@ -64,8 +64,9 @@ def say(text: object, style: str | None = None) -> None:
 class streaming:
     """Write text to standard output as it comes, and a line's end after the last of it.
 
-    Messages begin a line where both are on one terminal. They wait for the end of text that goes to
-    a pipe or a file. What is typed meanwhile is not shown; the next line that is read has it.
+    Messages begin a line if text and messages share a terminal. If the text goes to a pipe or a
+    file, messages wait for its end. Keys typed meanwhile are not shown; the next line that is read
+    has them.
     """
 
     def __init__(self) -> None:
@@ -125,7 +126,7 @@ def _without_echo() -> Iterator[None]:
 
 
 def say_error(message: object) -> None:
-    """Print one red line on standard error."""
+    """Print a red line on standard error."""
     console = notes()
     console.print("[bold red]error:[/] ", end="")
     console.print(" ".join(str(message).split()), markup=False, style="red", soft_wrap=True)
@@ -141,9 +142,10 @@ def say_raw_text(tokenizer: Any, prompts: Sequence[Prompt], advice: str) -> None
 
 
 def reported(command: Callable[..., None]) -> Callable[..., None]:
-    """Let expected failures of a command end in one line and a status.
+    """Let expected failures of a command end with an error line and a status.
 
-    2 for an error of the user's, 130 for Ctrl-C. It can be called from Python with some options.
+    The status is 2 for an error of the user and 130 for Ctrl-C. A call from Python may leave out
+    options.
     """
     parameters = inspect.signature(command).parameters.items()
     infos = {name: p.default for name, p in parameters if isinstance(p.default, ParameterInfo)}
@@ -163,7 +165,7 @@ def reported(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def quiet_host() -> None:
-    """Silence bars and advice of the host, and let this library's own messages through."""
+    """Silence bars and advice of transformers, and let this library's own messages through."""
     from transformers.utils import logging as host_logging
 
     host_logging.disable_progress_bar()

@@ -106,7 +106,7 @@ def loaded(load: LoadOptions) -> Decoder:
 
 
 def say_parts(decoder: Decoder, controller: str | None = None) -> None:
-    """Print the components; the controller is that of requests which name this one, or the usual one."""
+    """Print the components; `controller` names the controller, `None` takes the default."""
     parts = decoder.components
     planner = parts.controller_for(controller)
     drafter = repr(parts.drafter).replace("\n", " ")
@@ -159,7 +159,7 @@ def _leave(errors: Sequence[str | None], *, is_complete: bool) -> None:
 
 
 def _show(completions: list[dict[str, Any]], *, as_json: bool, verbose: bool) -> None:
-    """Print completions, but one alone, which was streamed; and figures."""
+    """Print completions and figures; the text of a single completion was streamed already."""
     is_terminal = sys.stdout.isatty() and not as_json
     for completion in completions:
         if as_json:
@@ -175,7 +175,7 @@ def _show(completions: list[dict[str, Any]], *, as_json: bool, verbose: bool) ->
 
 
 def stream(decoder: Decoder, sessions: Sequence[Session]) -> bool:
-    """Write the text of one session as it is decoded; false if it was interrupted."""
+    """Write the text of a session as it is decoded; return false if it was interrupted."""
     (session,), is_complete = sessions, False
     with streaming() as write:
         with suppress(KeyboardInterrupt):  # what was committed by then stays in the session
@@ -229,7 +229,7 @@ def completion_of(session: Session, prompt: str, backend: str) -> dict[str, Any]
 
 
 def say_summary(completion: dict[str, Any]) -> None:
-    """Print one line of figures."""
+    """Print a line of figures."""
     stats, reason, row = completion["stats"], completion["finish_reason"], completion["row"]
     parts = [
         f"{counted(stats['num_tokens'], 'token')} in {stats['prefill_s'] + stats['decode_s']:.2f} s",

@@ -187,7 +187,7 @@ def _plain(value: object) -> object:
 
 
 def legality() -> dict[str, dict[str, str]]:
-    """Return `yes`, `one candidate` or `no` for every verifier and way of drawing.
+    """Return `yes`, `one candidate` or `no` for every verifier and kind of candidate sampling.
 
     `Arbitrary` nodes are always target-walked.
     """

@@ -36,7 +36,7 @@ NETWORK: Final = ("target", "dtype", "device")
 NETWORKS: Final = (*NETWORK, "draft", "attention", "backend")
 """Options of `monge.load` of commands that run networks by themselves."""
 _SKIPPED: Final = ("max_batch_size", "chat_template")
-"""Keys of a file that a command with one text, or without messages, leaves out."""
+"""Keys of a file that a command with a single text, or without messages, leaves out."""
 _POSITIVE: Final = Option(help="", panel="", kind=int, least=1)
 
 
@@ -67,7 +67,7 @@ def switch(flag: str, panel: str, help: str) -> Any:  # noqa: ANN401
 
 
 def panel(name: str) -> Callable[..., Any]:
-    """Return `option` for one panel of `--help`."""
+    """Return `option` for a panel of `--help`."""
     return lambda default, *words, **more: option(default, name, *words, **more)
 
 
@@ -117,17 +117,17 @@ def command(
 ) -> Any:  # noqa: ANN401 (a decorator, with or without arguments)
     """Let a command take the options of its parameters that are annotated with a dataclass of options.
 
-    Typer sees an option for each of their fields, and `--config` beside those of `monge.load`: a file
-    of options, below what the command line gives. The command gets the dataclasses. Its expected
-    failures are `reported`, and the host is quiet.
+    Typer sees an option for each of their fields, and `--config` beside those of `monge.load`: a
+    file of options, below what the command line gives. The command gets the dataclasses. Its
+    expected failures are `reported`, and transformers is quiet.
 
     Args:
         function: The command.
         only: Fields of `LoadOptions` and `SamplingOptions` that become options; `None` for all.
         without: Fields that do not.
-        one: Fields of several values of which this command takes one.
-        many: Fields of one value of which it takes several.
-        defaults: Values of fields that are not given, where they differ from the usual ones.
+        one: Fields with several values, of which this command takes only one value.
+        many: Fields with a single value, of which this command takes several values.
+        defaults: Values of fields that are not given, where they differ from the usual defaults.
         quick: A dataclass of options whose values hold with `--quick` where none are given.
     """
     if function is None:
@@ -280,7 +280,7 @@ def check_positive(**numbers: int | None) -> None:
     """Refuse numbers below 1 of options that were given.
 
     Raises:
-        OptionError: If there is one.
+        OptionError: If a number is below 1.
     """
     for name, number in numbers.items():
         check_least(name, _POSITIVE, number)

@@ -20,7 +20,7 @@ from monge.cli.console import live, notes
 from monge.engine.notices import watched_by
 
 QUIET_S: Final = 10.0
-"""Seconds before the first line where standard error is no terminal; each later one waits twice as long."""
+"""Seconds before the first line if standard error is no terminal; each later wait doubles."""
 _ROUNDING: Final = 1e-6
 """Of counts that are sums of parts."""
 
@@ -46,7 +46,7 @@ class Stage:
         self._work.update(self.task.id, description=name)
 
     def restart(self, name: str, total: float | int | None = None, done: int = 0) -> None:
-        """Begin another part in the place of this one; what is done before it has no duration."""
+        """Begin another part in place of this part; work that is done already has no duration."""
         self._work.reset(self.task.id, completed=done, description=name)
         self.task.total = total
         self._work.advance(self.task.id, 0)
@@ -134,7 +134,7 @@ class Work(Progress):
             self.remove_task(stage.task.id)
 
     def tick(self) -> None:
-        """Print a line about the last stage that runs, if one is due; that it is late, once."""
+        """Print a line about the last running stage, if due; say only once that it is late."""
         running = [task for task in self.tasks if task.started and not task.finished]
         elapsed_s = self.get_time() - self._begun
         if not running or elapsed_s < self._next_s:

@@ -116,7 +116,7 @@ class Talk:
     saved: set[Path] = field(default_factory=set)
 
     def answer(self, text: str) -> None:
-        """Stream one answer; Ctrl-C keeps what there is of it."""
+        """Stream an answer; Ctrl-C keeps its text so far."""
         num_messages = len(self.conversation.messages)
         pieces = self.conversation.reply("\n\n".join([*self.files, text]))
         with streaming() as write:

@@ -57,7 +57,7 @@ class TrainOptions:
 
     @property
     def prompts(self) -> Sequence[Prompt]:
-        """The prompts of the data, or the shipped ones."""
+        """The prompts of the data, or the shipped prompts."""
         return [prompt for path in self.data for prompt in read_prompts(path)] or shipped()
 
 
@@ -141,9 +141,9 @@ def eagle3(
 ) -> None:
     """Train an EAGLE-3 head on answers that the target writes, in the published format.
 
-    The target answers the prompts of the data through its chat template, if it has one. The head
-    reads states of three of its layers, and drafts from a reduced vocabulary. Ctrl-C saves; the
-    same command goes on from there.
+    The target answers the prompts of the data through its chat template, if any. The head reads
+    states of three of its layers, and drafts from a reduced vocabulary. Ctrl-C saves; the same
+    command goes on from there.
 
     **Examples**
 

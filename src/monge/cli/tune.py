@@ -166,7 +166,7 @@ def _ids(pair: Pair, prompt: Prompt) -> tuple[int, ...]:
 
 
 def _own_drafter(pair: Pair) -> str | None:
-    """Return the name of the drafter of the head, or of the draft model, if there is one."""
+    """Return the name of the drafter of the head or of the draft model, or `None`."""
     if pair.head is not None:
         return pair.head.partition("(")[0]
     return None if pair.draft is None else "model"

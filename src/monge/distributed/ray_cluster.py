@@ -1,4 +1,4 @@
-"""Ray, which is imported only when it is asked for."""
+"""Ray, which is imported only when it is used."""
 
 import logging
 from importlib import import_module
@@ -24,8 +24,8 @@ def connect(address: str | None) -> bool:
     """Connect to a cluster, and return whether this process was not connected before.
 
     Args:
-        address: Address of a running cluster, or `auto` for the one of this machine; `None` starts
-            a cluster of this machine alone, which ends with this process.
+        address: Address of a running cluster, or `auto` for the cluster of this machine; `None`
+            starts a cluster of this machine alone, which ends with this process.
 
     Raises:
         OptionError: If there is no cluster at the address.

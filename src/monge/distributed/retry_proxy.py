@@ -118,7 +118,7 @@ class _Body:
 
 
 class _Attempt:
-    """The answer to one attempt; its head is held until the body begins."""
+    """The answer to an attempt; its head is held until the body begins."""
 
     def __init__(self, scope: Scope, body: _Body, send: Send) -> None:
         self._scope, self._body, self._send = scope, body, send

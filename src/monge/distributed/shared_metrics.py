@@ -1,4 +1,4 @@
-"""Shares metrics between the replicas of an application, because a scraper reaches only one."""
+"""Shares metrics between the replicas of an application: a scraper reaches a single replica."""
 
 import threading
 import time
@@ -77,7 +77,7 @@ class SharedMetrics:
 
 
 def merged(pages: Sequence[Sequence[Metric]]) -> list[Metric]:
-    """Return one family of each name, with the samples of all pages."""
+    """Return a family for each name, with the samples of all pages."""
     families: dict[str, Metric] = {}
     for page in pages:
         for family in page:

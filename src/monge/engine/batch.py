@@ -91,12 +91,11 @@ class Batch:
         """Read prompts, then run one round.
 
         Args:
-            num_waiting: Requests that wait for the place of one that ends; controllers may weigh
-                it.
+            num_waiting: Requests that wait for a place in the batch; controllers may weigh it.
 
         Returns:
-            The requests that took part in the round, and those that failed before it; finished ones
-            have left.
+            The requests that took part in the round, and those that failed before it. Finished
+            requests have left the batch.
         """
         # Networks may serve several batches, in turns.
         for model in self._networks:
@@ -127,7 +126,7 @@ class Batch:
         self._active.extend(self._prefill.read(self._prefill_chunk, is_awaited=is_awaited))
 
     def _keep(self, session: Session, token_ids: Sequence[int]) -> None:
-        """Keep a text, unless a round was interrupted: nobody knows what the networks then hold."""
+        """Keep a text, unless a round was interrupted: what the caches hold is then unknown."""
         prefixes = self._prefixes
         if prefixes is None or not self._is_between_rounds:
             return
@@ -177,11 +176,11 @@ def decode(
 ) -> Iterator[Session]:
     """Decode requests, at most `max_batch_size` at a time, in a `Batch` with these options.
 
-    A finished one leaves the batch and the next one joins.
+    When a request finishes, it leaves the batch and the next request joins.
 
     Yields:
-        After every round, each session that took part in it. However the iteration ends, all caches
-        are given back.
+        After every round, each session that took part in it. All caches are released, however the
+        iteration ends.
 
     Raises:
         OptionError: If `max_batch_size` is below 1.

@@ -1,8 +1,9 @@
 """Rules over single characters, in the notation of Lark, with the terminals that leave texts as they are.
 
-A lexer takes the longest terminal and never goes back. Characters are safe terminals, because none
-begins another. Masks are cheaper where a run of a class, such as the letters of a string, is one
-terminal. A run is safe where nothing that may follow a shorter one can also be a part of it.
+A lexer takes the longest terminal and never goes back. Characters are safe terminals, because no
+character begins another. Masks are cheaper where a run of a class, such as the letters of a string,
+is a single terminal. A run is safe where no text that may follow a shorter run can also be a part
+of it.
 """
 
 from collections import defaultdict
@@ -17,7 +18,7 @@ _MOST_NODES: Final = 2_000
 _MOST_STEPS: Final = 200_000
 """Of the search for safe runs, which takes 0.1 s then; a grammar that needs more has none."""
 _MOST_COUNTED: Final = 16
-"""Repetitions that are written apart, so that one knows that the next class comes only after them."""
+"""Most repetitions that are written out: the next class then comes only after all of them."""
 _OTHERS: Final = " others"  # no name of a rule has a blank
 
 Ranges = tuple[tuple[int, int], ...]
@@ -25,7 +26,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Characters:
-    """One character of a class, given by sorted ranges."""
+    """A character of a class, which sorted ranges define."""
 
     ranges: Ranges
 
@@ -39,21 +40,21 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Concatenation:
-    """The texts of some items, one behind the other."""
+    """The texts of some items in order."""
 
     items: "tuple[Node, ...]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """The text of one of some items."""
+    """The text of any of the items."""
 
     items: "tuple[Node, ...]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeat:
-    """The texts of one item, at least `least` and at most `most` times; `None` for no bound."""
+    """The texts of an item, at least `least` and at most `most` times; `None` for no bound."""
 
     item: "Node"
     least: int
@@ -62,9 +63,10 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Run:
-    """A repeated class that may become one terminal, perhaps behind a character of a narrower class.
+    """A repeated class that may become a terminal, perhaps after a character of a narrower class.
 
-    One in a loop is an alternative of a repetition without a bound, so that two are a longer one.
+    A run in a loop is an alternative of a repetition without a bound: two such runs are a longer
+    run.
     """
 
     item: Characters
@@ -89,7 +91,7 @@ def others(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def lark_of(bodies: Mapping[str, Node], first: str) -> str:
-    """Return rules in the notation of Lark, the first one as `start`."""
+    """Return rules in the notation of Lark; the rule `first` is called `start`."""
     runs = _Runs(bodies)
     return _written(runs.bodies, first, _safe(runs.bodies, first))
 
@@ -152,7 +154,7 @@ class _Runs:
         return Repeat(Choice((run, *map(self._with_runs, rest))), least, most)
 
     def _divided(self, choice: Choice) -> tuple[Characters | None, list[Node]]:
-        """Return the class of the alternatives of one character, and the other alternatives."""
+        """Return the class of the single-character alternatives, and the other alternatives."""
         classes = [(item, self._class(item)) for item in choice.items]
         ranges = [pair for _, single in classes if single is not None for pair in single.ranges]
         rest = [item for item, single in classes if single is None]
@@ -178,9 +180,9 @@ class _Runs:
 def _safe(bodies: Mapping[str, Node], first: str) -> frozenset[_Run]:
     """Return the runs that are terminals.
 
-    The places of all characters are the states of an automaton that forgets which rule it came from,
-    so that it accepts more. A pair of states that one text can reach is a pair of ways to read it. A run is safe
-    if no way to read its next character begins another terminal.
+    The places of all characters are the states of an automaton. It does not store which rule it
+    came from, so it accepts more texts. A pair of states that a text can reach is a pair of ways to
+    read that text. A run is safe if no way to read its next character begins another terminal.
     """
     places = _Places(bodies)
     if not places.runs or (pairs := places.pairs(first)) is None:
@@ -213,7 +215,7 @@ class _Places:
             self._place(body)
 
     def pairs(self, first: str) -> list[int] | None:
-        """Return the places where each one's text may also be; `None` if finding them takes too long."""
+        """Return for each place where its text may also be; `None` if the search takes too long."""
         if len(self.ranges) + len(self._bodies) > _MOST_NODES:
             return None
         is_done = False

@@ -159,8 +159,8 @@ class TemplateFormat:
 
         It has the text of every message, and every call. What the template has no place for moves:
         `developer` becomes `system`, and a system message becomes a part of the user's turn beside
-        it. Ids of calls change if the template takes other ones only. An assistant's text is there
-        if its end is, since templates leave out earlier reasoning.
+        it. Ids of calls change if the template accepts only another form. An assistant's text
+        counts as written if its end is, since templates leave out earlier reasoning.
 
         Raises:
             OptionError: If the template refuses it, does not work, or leaves a message out.
@@ -224,7 +224,7 @@ class TemplateFormat:
         text: str,
         options: Mapping[str, Any],
     ) -> int | None:
-        """Return the number of a turn that a template's text does not depend on, if there is one."""
+        """Return the number of a turn that a template's text does not depend on, or `None`."""
 
         def attempt(marked: Sequence[Message]) -> str | None:
             try:
@@ -293,8 +293,8 @@ def chat_format(
     Args:
         tokenizer: Its tokenizer.
         wanted: `instruction`, or a file with a Jinja template; `None` for the tokenizer's own
-            template, or `instruction` if the target is the built-in one.
-        is_built_in: Whether the target is the built-in one.
+            template, or `instruction` if the target is the built-in model.
+        is_built_in: Whether the target is the built-in model.
 
     Raises:
         OptionError: If the file cannot be read, or the template does not work.
@@ -343,7 +343,7 @@ def _marked(
 def _told(messages: Sequence[Message], *, has_system: bool = False) -> list[Message]:
     """Return a conversation whose system messages are texts of the user's turns beside them.
 
-    With `has_system`, those that begin it are one system message.
+    With `has_system`, the system messages at its start are joined into a single system message.
     """
     first = list(takewhile(lambda turn: turn["role"] == "system", messages)) if has_system else []
     turns: list[Message] = []
@@ -378,11 +378,11 @@ def _with_short_ids(messages: Sequence[Message]) -> list[Message]:
 
 
 def checked_messages(messages: object, *, is_continued: bool = False) -> list[Message]:
-    """Messages, if they are some.
+    """Return `messages` if they are a valid conversation.
 
     Raises:
         OptionError: If they are no list of a `role` and a `content` each, a role is unknown, a
-            content is no text, or a continued one is not the assistant's.
+            content is no text, or a continued message is not the assistant's.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise OptionError(

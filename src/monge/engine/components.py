@@ -40,7 +40,7 @@ class Components:
     """Target, drafter, verifier and controller, checked against each other.
 
     Args:
-        target: The model whose law is preserved.
+        target: The model whose distribution is preserved.
         drafter: Where candidates come from.
         rule: Node rule or verifier.
         controller: How much to draft.
@@ -51,7 +51,7 @@ class Components:
             `controller`.
         draft_models: Networks that the drafter runs, for the accounting of forward times.
         alternatives: Gives verifiers by name, to be named where `rule` does not fit the drafter.
-        shared: What controllers keep beyond a request; the one component that changes.
+        shared: What controllers keep beyond a request; the only component that changes.
         lock: Held during a round, so that threads which share a decoder take turns.
 
     Raises:
@@ -130,8 +130,8 @@ class Components:
     def greedy_verifier(self) -> Verifier:
         """The verifier of greedy requests.
 
-        Where the target's laws are point masses all lossless rules give the same text, and none
-        keeps more than a walk.
+        If the target's distributions are point masses, all lossless rules give the same text, and
+        none accepts more than a target walk.
         """
         rule, can = self.greedy_rule, self.capabilities
         fits = (
@@ -162,18 +162,18 @@ class Components:
         return next(named, type(self.controller).__name__)
 
     def named_for(self, name: str | None, rules: SamplingRules, *, is_seeded: bool) -> str | None:
-        """Name of the controller of a request, `None` for the one that serves those that name none.
+        """Name of the controller of a request; `None` for the default controller.
 
         Args:
-            name: The controller that it names, if any.
+            name: The controller that the request names, if any.
             rules: Its sampling rules: greedy texts are the same under all plans.
-            is_seeded: Whether it brings a seed, which is to give its text again.
+            is_seeded: Whether it has a seed, which must give its text again.
         """
         return self.seeded if name is None and is_seeded and rules.temperature > 0 else name
 
     @property
     def coarse_dtype(self) -> torch.dtype | None:
-        """The type of fewer than 32 bits in which a network computes, if one does.
+        """The type of fewer than 32 bits in which a network computes, or `None`.
 
         Sums of different batch shapes are rounded differently. In float32 that changes next to no
         text; in bfloat16 and float16 a text alone and the same text in a batch soon differ, so that
@@ -192,7 +192,7 @@ class Components:
         nor other requests, and the drafter no other texts, unless drafts do not matter.
 
         Args:
-            name: The controller's; `None` for the one that serves requests that name none.
+            name: Name of the controller; `None` for the default controller.
             rules: The request's sampling rules.
             is_planned: Whether a controller plans for the request at all.
         """
@@ -209,7 +209,7 @@ class Components:
         """Return the controller of a request.
 
         Args:
-            name: The controller that it names; `None` for the one that serves those that name none.
+            name: The controller that the request names; `None` for the default controller.
 
         Raises:
             OptionError: If no controller has this name.

@@ -44,10 +44,10 @@ class Piece:
 
     Args:
         text: New text; empty while a character or a possible stop string is incomplete.
-        token_ids: New tokens: accepted ones, then the correction or bonus token.
+        token_ids: New tokens: the accepted tokens, then the correction or bonus token.
         num_accepted: How many of them were drafted.
         finish_reason: Set on the last piece.
-        logprobs: Of the new tokens, if they were asked for.
+        logprobs: Log-probabilities of the new tokens, if requested.
     """
 
     text: str
@@ -62,8 +62,9 @@ class Decoder:
 
     Args:
         components: Target, drafter, verifier, controller.
-        tokenizer: Turns text into ids and back; without one, prompts are token ids.
-        eos_ids: Tokens that end a text, beside the one with which a chat template closes an answer.
+        tokenizer: Turns text into ids and back; if `None`, prompts are token ids.
+        eos_ids: Tokens that end a text, beside the token with which a chat template closes an
+            answer.
         max_batch_size: Requests decoded together.
         chat: How conversations are written; `None` takes the tokenizer's own template.
 
@@ -129,10 +130,10 @@ class Decoder:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], **options: Any
     ) -> list[GenerationResult]:
-        """Complete one prompt or several.
+        """Complete prompts.
 
         Args:
-            prompts: Text or token ids, one or a list.
+            prompts: Text or token ids; a single prompt or a list of prompts.
             **options: As for `requests`.
 
         Returns:
@@ -175,14 +176,14 @@ class Decoder:
 
     @takes(SamplingOptions)
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
-        """Complete one prompt, piece by piece: one piece a round.
+        """Complete a prompt, piece by piece: each round gives a piece.
 
         Args:
             prompt: Text or token ids.
             **options: As for `requests`, but for `n`.
 
         Raises:
-            OptionError: If `n` is given: one text is streamed.
+            OptionError: If `n` is given: only a single text can be streamed.
         """
         if options.pop("n", 1) != 1:
             raise OptionError("stream: n must be 1; call generate for several texts")
@@ -196,11 +197,11 @@ class Decoder:
         return [self.session(request) for request in self.requests(prompts, **options)]
 
     def session(self, request: Request, *, keeps_records: bool = True) -> Session:
-        """A session for one request, checked against the models.
+        """Return a session for a request, checked against the models.
 
         Raises:
             OptionError: If the prompt has token ids that the target does not have, or no controller
-                has the name asked for.
+                has the requested name.
             ContextLengthError: If prompt and completion do not fit.
         """
         _check_tokens(request.prompt_ids, self.components.target.vocab_size)
@@ -217,14 +218,14 @@ class Decoder:
     def requests(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Request]:
         """Requests for prompts that share their options.
 
-        A seed makes the output reproducible, whatever else is in the batch, but for sampled texts of
-        controllers that look at clocks, as `load`'s default does not where a request has a seed. A
-        result has its seed where that gives the text again: not where a network computes in bfloat16
-        or float16, whose sums depend on the other rows of the batch. `seed=result.seed,
-        row=result.row` gives the text of one row of a batch again.
+        The same seed gives the same text, whatever else is in the batch. Exception: sampled texts
+        with a controller that reads clocks. `load`'s default controller reads none for a request
+        with a seed. A result has its seed if the seed gives the text again. It does not where a
+        network computes in bfloat16 or float16, whose sums depend on the other rows of the batch.
+        `seed=result.seed, row=result.row` gives the text of a row of a batch again.
 
         Args:
-            prompts: Text or token ids, one or a list.
+            prompts: Text or token ids; a single prompt or a list of prompts.
             **options: Fields of `monge.options.SamplingOptions`.
 
         Raises:
@@ -365,7 +366,7 @@ def _whole_numbers(given: object, where: str) -> tuple[int, ...]:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts from one prompt or several."""
+    """Return a list of prompts from a single prompt or several."""
     items: Any = prompts.tolist() if isinstance(prompts, np.ndarray | Tensor) else prompts
     if isinstance(items, str):
         return [items]

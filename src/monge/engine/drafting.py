@@ -1,8 +1,8 @@
 """Ask the drafter, go on without it where it fails, and say what a round made of its tree.
 
-A drafter that raises before anything is drawn is turned off for the requests of that call: they
-are decoded plainly from there on, and one warning says so. If it raises after a draw, the round
-fails: to decode on as if nothing had been drawn would bias the text.
+A drafter that raises before anything is drawn is turned off for the requests of that call: from
+then on they are decoded without speculation, and a warning says so. If it raises after a draw, the
+round fails: to decode on as if nothing had been drawn would bias the text.
 """
 
 import warnings
@@ -31,7 +31,7 @@ _FORCED_PLAN: Final = DraftPlan(max_depth=16, max_nodes=16)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request of a round, once its tree is verified."""
+    """A request of a round, once its tree is verified."""
 
     session: Session
     plan: DraftPlan
@@ -54,10 +54,10 @@ def row_of(
 def draft_trees(
     sessions: Sequence[Session], plans: Sequence[DraftPlan], components: Components
 ) -> list[AnyDraft[Any]]:
-    """Return one draft per session, all drawn in one call of the drafter.
+    """Return a draft for each session; one call of the drafter draws all of them.
 
-    A session whose plan is plain decoding is not drafted for. One whose grammar forces tokens gets
-    these, and its drafter is not asked.
+    A session gets an empty draft if its plan is to decode without speculation. If its grammar
+    forces tokens, its draft is these tokens, and the drafter is not called.
 
     Raises:
         DrafterError: If the drafter raises after it has drawn.
@@ -121,7 +121,7 @@ def ask_drafter(
 
 
 def _go_on_without(sessions: Sequence[Session], components: Components, error: Exception) -> None:
-    """Decode requests without the drafter from here on, with one warning."""
+    """Decode requests without the drafter from here on, and warn once."""
     for session in sessions:
         session.drafts, session.drafter_state = False, None
         catch(partial(components.drafter.close, session.context))
@@ -143,7 +143,7 @@ def close_drafter(session: Session, components: Components) -> None:
 
 
 def nothing(session: Session) -> Draft[Any]:
-    """A draft without candidates, whose state is the one before it."""
+    """Return a draft without candidates, which leaves the drafter's state as it is."""
     return Draft(root_only(session.context.token_ids[-1]), session.drafter_state)
 
 
@@ -188,7 +188,7 @@ def _draft_prob(tree: TokenTree, node: int) -> float | None:
 
 
 def _law_of(proposal: Proposal, place: int) -> Law | None:
-    """Return the law that a candidate was drawn from, if it was drawn."""
+    """Return the distribution that a candidate was drawn from, if it was drawn."""
     if isinstance(proposal, Independent):
         return proposal.laws[place]
     return getattr(proposal, "law", None)
@@ -208,5 +208,5 @@ def _failure(sessions: Sequence[Session], error: Exception) -> str:
 
 
 def _is_asked(plan: DraftPlan) -> bool:
-    """Return whether a plan asks the drafter for anything; a pool may be asked for lookups alone."""
+    """Return whether a plan needs the drafter; a plan of a pool may need only lookups."""
     return plan.max_depth != 0 or bool(plan.model_free_depth) or plan.drafter is not None

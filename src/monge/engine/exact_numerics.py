@@ -50,7 +50,7 @@ def _read(
     starts: Sequence[int],
     widths: Sequence[Sequence[int]],
 ) -> list[Tensor]:
-    """Logits after every token behind the starts, by text; the texts share their forwards."""
+    """Logits after every token that follows the starts, by text; the texts share their forwards."""
     ids = [next(_IDS) for _ in texts]
     model.open(
         {sequence: text[:start] for sequence, text, start in zip(ids, texts, starts, strict=True)}

@@ -1,7 +1,7 @@
 """GBNF, the notation of llama.cpp.
 
-It has no terminals: a rule tries every length of its parts, so that the line end behind optional
-blanks may be one of the blanks.
+It has no terminals: a rule tries every length of its parts. So the line end after optional blanks
+may also be read as a blank.
 """
 
 import re
@@ -192,7 +192,7 @@ class _Reader:
         return Characters(ranges)
 
     def _character(self, expected: str) -> int:
-        """Read one character, which may be escaped; return its code point."""
+        """Read a character, which may be escaped; return its code point."""
         begin, first = self._at, self._next
         if not first:
             raise self._expected(expected)

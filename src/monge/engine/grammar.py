@@ -57,14 +57,15 @@ _LIMITS: Final[Mapping[str, Any]] = {
 }
 _REQUEST_S: Final = 5.0
 _MASK_S: Final = 0.02
-"""Seconds of processor time that the masks and forced tokens of a request may take, and further ones
-for each mask: the thread that decodes computes them. The limits of the library bound no ambiguous grammar."""
+"""Seconds of processor time for the masks and forced tokens of a request, plus this many for each
+mask. The thread that decodes computes them; the library does not bound ambiguous grammars."""
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary, with the library `llguidance`.
+    """Compiles grammars for a vocabulary, with the library `llguidance`.
 
-    Compiled grammars are kept up to a number of bytes; the least recently used ones go first.
+    Compiled grammars are kept up to a number of bytes; the least recently used grammars are dropped
+    first.
 
     Args:
         tokenizer: A fast tokenizer of `transformers`, or the text of its `tokenizer.json`.
@@ -86,9 +87,9 @@ class GrammarCompiler:
         return grammar in self._states
 
     def prepare(self) -> None:
-        """Read the vocabulary now: for up to seconds, the library lets no other thread run meanwhile.
+        """Read the vocabulary now. The library may block other threads for some seconds.
 
-        Where grammars cannot be compiled, the first one says why.
+        If grammars cannot be compiled, the first `compile` says why.
         """
         with suppress(OptionError):
             _ = self.vocabulary
@@ -201,7 +202,7 @@ class _Meter:
 
 
 class GrammarState:
-    """A grammar after some tokens. It never changes: a text that goes on has a state of its own.
+    """A grammar after some tokens. It never changes: a text that continues has another state.
 
     Args:
         matcher: The library's parser, which has read the tokens.
@@ -226,11 +227,11 @@ class GrammarState:
         self._run, self._is_ended, self._meter = run, is_ended, meter or _Meter()
 
     def of_request(self) -> "GrammarState":
-        """Return the state for one request, whose masks are counted apart."""
+        """Return the state for a request, whose masks are counted apart."""
         return GrammarState(self._matcher, self.vocab_size, self._end_ids)
 
     def after(self, token: int) -> "GrammarState | None":
-        """Return the state after one more token, or `None` where the grammar has no such text.
+        """Return the state after another token, or `None` where the grammar has no such text.
 
         Raises:
             GrammarError: If the library gives up.
@@ -272,9 +273,9 @@ class GrammarState:
         return state
 
     def forced(self, most: int) -> tuple[int, ...]:
-        """Return up to `most` tokens that the grammar forces next; each has probability one.
+        """Return up to `most` tokens that the grammar forces next; each has probability 1.
 
-        Where one text alone can follow, only the tokens in which the tokenizer writes it are
+        Where only a single text can follow, only the tokens in which the tokenizer writes it are
         allowed.
         """
         state, tokens = self, list[int]()
@@ -325,7 +326,7 @@ class GrammarState:
 
 
 def _shortened(error: object) -> str:
-    """Return the first and the last words of an error of the library, in one line."""
+    """Return the first and the last words of an error of the library, in a single line."""
     text = " ".join(_DUMP.sub("", str(error)).split())
     half = _MOST_SHOWN // 2  # the reason stands before a long quotation, or behind it
     return text if len(text) <= _MOST_SHOWN else f"{text[:half]} ... {text[-half:]}"

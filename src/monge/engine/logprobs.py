@@ -1,4 +1,4 @@
-"""Log-probabilities of committed tokens, for those who ask."""
+"""Log-probabilities of committed tokens, for requests with `logprobs`."""
 
 import math
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ class LogprobOptions:
     """The log-probabilities that a request wants.
 
     Args:
-        num_top: So many of the most probable tokens beside the token itself.
-        source: `processed`, the law that the token was drawn from, or `raw`, the target's own at
-            temperature 1, before processors and sampling rules.
+        num_top: Number of most probable tokens beside the token itself.
+        source: `processed`, the distribution that the token was drawn from, or `raw`, the target's
+            distribution at temperature 1, before processors and sampling rules.
         drawn: Whether entries say how their token was drawn; see `Drawn`.
     """
 
@@ -39,7 +39,7 @@ class LogprobOptions:
 
     @property
     def num_scores(self) -> int:
-        """Numbers of one entry."""
+        """Number of scores in each entry."""
         return 1 + self.num_top + 3 * self.drawn
 
 
@@ -47,12 +47,14 @@ class LogprobOptions:
 class Drawn:
     """How a token was drawn.
 
-    Its log-probability in the law before truncation is `processed + log(kept_mass)`.
+    Its log-probability in the distribution before truncation is `processed + log(kept_mass)`.
 
     Args:
-        processed: Log-probability, natural, under the law that the token was drawn from.
-        raw: Under the target's own law at temperature 1, before processors and sampling rules.
-        kept_mass: Mass, in (0, 1], that the tokens which truncation kept have in the law before it.
+        processed: Natural log-probability under the distribution that the token was drawn from.
+        raw: The same under the target's distribution at temperature 1, before processors and
+            sampling rules.
+        kept_mass: Mass, in (0, 1], that the tokens kept by truncation have in the distribution
+            before it.
     """
 
     processed: float
@@ -66,11 +68,11 @@ class TokenLogprob:
 
     Args:
         token_id: The token.
-        logprob: Its log-probability, natural; -inf where the law gives it nothing.
+        logprob: Its natural log-probability; -inf if its probability is 0.
         rank: 1 for the most probable token, and so on; equals share the better rank.
         top: The most probable tokens with their log-probabilities, largest first; tokens without
             mass are left out.
-        drawn: How the token was drawn; `None` for tokens of a prompt, and where nobody asks.
+        drawn: How the token was drawn; `None` for tokens of a prompt, and unless requested.
     """
 
     token_id: int
@@ -83,7 +85,7 @@ class TokenLogprob:
 def along(
     options: LogprobOptions, laws: NodeLaws, path: Sequence[int], token_ids: Sequence[int]
 ) -> tuple[TokenLogprob, ...]:
-    """Log-probabilities of the tokens that follow a path's nodes, one by one."""
+    """Return the log-probability of each token that follows a node of a path."""
     is_raw = options.source == "raw"
     raw, processed = tuple[TokenLogprob, ...](), tuple[TokenLogprob, ...]()
     if is_raw or options.drawn:
@@ -104,7 +106,7 @@ def along(
 
 
 def of_law(law: Law, token_id: int, num_top: int) -> TokenLogprob:
-    """Log-probabilities under a law."""
+    """Return log-probabilities under a distribution."""
     sparse, prob = law.sparse(), law.prob(token_id)
     best = torch.topk(sparse.probs, min(num_top, len(sparse.probs)))
     pairs = zip(sparse.token_ids[best.indices].tolist(), best.values.log().tolist(), strict=True)
@@ -119,7 +121,7 @@ def of_law(law: Law, token_id: int, num_top: int) -> TokenLogprob:
 def of_logits(
     logits: Float[Tensor, "nodes vocab"], token_ids: Sequence[int], num_top: int
 ) -> tuple[TokenLogprob, ...]:
-    """Log-probabilities under the laws of logits at temperature 1: token i under row i."""
+    """Return log-probabilities at temperature 1: token i under row i of the logits."""
     logprobs = torch.log_softmax(logits.double(), dim=-1)
     ids = torch.tensor([*token_ids]).to(logprobs.device, non_blocking=True)
     chosen = logprobs.gather(1, ids[:, None]).squeeze(1)

@@ -74,7 +74,7 @@ def run_round(sessions: Sequence[Session], components: Components, *, num_waitin
 def close_session(session: Session, components: Components) -> None:
     """Give back what a request holds in the caches.
 
-    After an error nobody knows what they hold, so that they may raise once more.
+    After an error the content of the caches is unknown, so closing may raise once more.
     """
     if session.is_open:
         if session.error is None:
@@ -92,7 +92,7 @@ def _verify(
     laws: Sequence[NodeLaws],
     components: Components,
 ) -> list[Verdict | Exception]:
-    """Verify greedy and sampled requests, each kind by its verifier, in one call a kind."""
+    """Verify greedy and sampled requests: one call of the verifier of each kind."""
     outcomes: dict[int, Verdict | Exception] = {}
     for verifier, is_greedy in ((components.greedy_verifier, True), (components.verifier, False)):
         places = [

@@ -13,7 +13,7 @@ _watchers: Final[list[Watcher]] = []
 
 
 def notify(text: str) -> None:
-    """Log a message; if no log handler is configured, write it to the terminal, if there is one."""
+    """Log a message. If no log handler is configured, write it to the terminal, if any."""
     _LOG.info(text)
     if not _LOG.hasHandlers() and sys.stderr.isatty():
         sys.stderr.write(f"{text}\n")

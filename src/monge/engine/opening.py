@@ -22,13 +22,13 @@ from monge.engine.session import Request, Session
 
 _UNBOUNDED: Final = 1 << 62
 _LAST: Final = 32
-"""Tokens whose laws are looked at.
+"""Tokens whose distributions are read for the profile of a prompt.
 
 A forward of that many nodes is a fraction of the prompt's own, and their mean is steady.
 """
 
 _WAITED: Final = 64
-"""A longer prompt waits while another request reads the same one."""
+"""A longer prompt waits while another request reads the same prompt."""
 
 _SCORED: Final = 64
 """Tokens whose logits are held at a time where log-probabilities are wanted; at least `_LAST`."""
@@ -41,9 +41,9 @@ class _Prompt:
     session: Session
     profile: PromptProfile | None
     ending: int
-    """Tokens at its end that are read last, with their laws."""
+    """Tokens at its end that are read last, with their distributions."""
     first: "_Prompt | None" = None
-    """The same prompt of an earlier request; once that is read, the prefix cache has this one."""
+    """The same prompt of an earlier request, which puts it into the prefix cache."""
     num_read: int = 0
 
     @property
@@ -59,17 +59,18 @@ class _Prompt:
 class Prefill:
     """Requests whose prompts are being read.
 
-    Each prompt gets an equal share of the tokens that are read between two rounds, so a long one
-    delays nobody for long. Tokens that a prefix cache has are not read, unless their laws are wanted.
-    A target whose state cannot be rolled back reads every prompt whole. A drafter whose network
-    reads prompts reads the same chunks; others are shown the prompt when the target has read it.
+    Each prompt gets an equal share of the tokens that are read between two rounds, so a long prompt
+    delays no other for long. Tokens that a prefix cache has are not read, unless their
+    distributions are requested. A target whose state cannot be rolled back reads every prompt
+    whole. A drafter whose network reads prompts reads the same chunks; other drafters get the
+    prompt when the target has read it.
 
     Args:
         components: Target, drafter, verifier, controllers.
         piece_s: Seconds that a chunk may take while other requests are being decoded, predicted
             from the last chunk; `None` for no limit. Without such requests the sizes of chunks
             depend on no clock.
-        prefixes: Prefix cache of the target, if there is one.
+        prefixes: Prefix cache of the target, if any.
 
     Attributes:
         num_tokens: Prompt tokens read so far.
@@ -294,7 +295,7 @@ def score(
         session: Of the prompt; its sequence holds the first tokens.
         target: The target.
         first: How many tokens it holds.
-        size: How many more are read, at least one.
+        size: How many more are read, at least 1.
 
     Returns:
         The logits after the tokens that were read last, all of them if they are few.
@@ -315,9 +316,9 @@ def score(
 
 
 def ending_size(target: SequenceModel, prompt: PromptProfile) -> int:
-    """Return how many tokens before a prompt's last one are read with their laws.
+    """Return how many tokens before a prompt's last token are read with their distributions.
 
-    0 if these are known, or cannot be.
+    0 if the distributions are known, or cannot be computed.
     """
     if prompt.surprisal is not None or is_read_whole(target, prompt.token_ids):
         return 0
@@ -325,7 +326,7 @@ def ending_size(target: SequenceModel, prompt: PromptProfile) -> int:
 
 
 def profiled(prompt: PromptProfile, logits: Float[Tensor, "nodes vocab"]) -> PromptProfile:
-    """The prompt with its surprisal and entropy, from the logits at the tokens before its last one."""
+    """Return the prompt with its surprisal and entropy, from the logits before its last token."""
     following = prompt.token_ids[-len(logits) :]
     logs = torch.log_softmax(logits.double(), dim=-1)
     masses = logs[torch.arange(len(following)), torch.tensor(following, device=logs.device)]

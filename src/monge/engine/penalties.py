@@ -1,4 +1,4 @@
-"""Penalties on tokens that the text holds, a bias on chosen tokens, and a least length, as one logits processor."""
+"""A logits processor for penalties on tokens of the text, a logit bias, and a least length."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,11 +20,11 @@ class Penalties:
     Args:
         num_prompt_tokens: Tokens at the start of the text, which count for repetition only.
         vocab_size: Number of tokens of the target.
-        min_tokens: Tokens of the completion before one of `end_ids` may come.
+        min_tokens: Tokens of the completion before any of `end_ids` may come.
         end_ids: Tokens that end the text.
         logit_bias: What is added to logits, by token id.
         repetition_penalty: Divides positive logits of tokens that the text holds, and multiplies
-            negative ones; 1 does nothing.
+            negative logits; 1 does nothing.
         presence_penalty: Taken off the logits of tokens that the completion holds.
         frequency_penalty: Taken off them for every occurrence.
 

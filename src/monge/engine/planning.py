@@ -13,7 +13,7 @@ from monge.engine.session import Session
 def plan_round(
     sessions: Sequence[Session], components: Components, num_waiting: int
 ) -> list[DraftPlan]:
-    """Return the plan of each session; the sessions of one controller are planned together.
+    """Return the plan of each session. A controller plans for all of its sessions together.
 
     A request that does not draft, or asks for the largest tree, has no part in a shared budget.
     """

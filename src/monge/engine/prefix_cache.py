@@ -11,7 +11,7 @@ from torch import Tensor
 from monge.core.model import SequenceModel
 
 KeyValues = tuple[Tensor, ...]
-"""All that a network keeps of a run of tokens, which are the last dimension but one."""
+"""All that a network keeps of a run of tokens. Tokens are the second-to-last dimension."""
 
 _LEAST: Final = 16
 """Shorter beginnings cost as much to copy as to read."""
@@ -19,7 +19,7 @@ _LEAST: Final = 16
 
 @runtime_checkable
 class PrefixModel(SequenceModel, Protocol):
-    """A network that copies what it keeps of committed tokens out of one sequence and into another."""
+    """A network that can copy its state of committed tokens from a sequence to another."""
 
     @property
     def prefixes(self) -> "PrefixCache | None":
@@ -31,12 +31,12 @@ class PrefixModel(SequenceModel, Protocol):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that the cache keeps for one token. The number is complete once a sequence was open."""
+        """Bytes that the cache keeps for each token; complete once a sequence was open."""
         ...
 
     @property
     def weights_version(self) -> int:
-        """Number that is another one once a change of the network is seen."""
+        """A number that changes whenever a change of the network is seen."""
         ...
 
     def is_complete(self, sequence: int) -> bool:
@@ -53,7 +53,7 @@ class PrefixModel(SequenceModel, Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Edge:
-    """A run of tokens behind the run of another edge."""
+    """A run of tokens that follows the run of another edge."""
 
     token_ids: tuple[Hashable, ...]
     kept: KeyValues
@@ -65,7 +65,7 @@ class _Edge:
 
 @dataclass(slots=True, eq=False)
 class _Tree:
-    """The texts of one network."""
+    """The cached texts of a network."""
 
     model: PrefixModel
     bytes_per_token: int
@@ -78,16 +78,16 @@ class _Tree:
 class PrefixCache:
     """A radix tree of texts for each network: texts share the edges of their common beginning.
 
-    What is kept are copies, so no sequence depends on another one. The texts that were used least
-    recently are dropped first, from their end. One thread at a time may use it.
+    The cache keeps copies, so no sequence depends on another. The texts that were used least
+    recently are dropped first, from their end. Only one thread at a time may use it.
 
-    Texts of different salts share nothing, and a text of salt `None` is not kept. Texts that a
-    network has read with other weights are dropped when it asks for one; changes that
-    `NetworkVersion` does not see need `clear`.
+    Texts of different salts share nothing, and a text of salt `None` is not kept. If the weights of
+    a network change, its texts are dropped at its next lookup. Changes that `NetworkVersion` does
+    not see need `clear`.
 
     Args:
         max_bytes: Most memory, of all networks.
-        max_tokens: Returns most tokens of one network at present.
+        max_tokens: Returns the largest number of cached tokens for a network.
         min_tokens: Shorter beginnings are read again.
 
     Reference:
@@ -109,7 +109,7 @@ class PrefixCache:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the network that has most in the cache; any thread may ask."""
+        """Tokens of the network that has most in the cache; any thread may read it."""
         return max((tree.num_tokens for tree in tuple(self._trees.values())), default=0)
 
     @property
@@ -186,7 +186,7 @@ class PrefixCache:
         return path
 
     def _make_room(self, tree: _Tree, wanted: int, above: _Edge) -> int:
-        """Drop texts until tokens have room behind an edge; return how many have."""
+        """Drop texts until `wanted` tokens fit after an edge; return how many fit."""
         while True:
             room, memory = self._max_tokens() - tree.num_tokens, math.inf
             if tree.bytes_per_token:
@@ -204,13 +204,13 @@ class PrefixCache:
 
 
 def _ends(trees: Iterable[_Tree], above: _Edge) -> list[tuple[_Edge, _Tree]]:
-    """Return the edges that end texts, but for one."""
+    """Return the edges that end texts, except for `above`."""
     edges = ((edge, tree) for tree in trees for edge in tree.edges)
     return [(edge, tree) for edge, tree in edges if not edge.below and edge is not above]
 
 
 def _split(tree: _Tree, edge: _Edge, size: int) -> _Edge:
-    """Split an edge in two and return the upper one; copies, so that either can be dropped alone."""
+    """Split an edge into two copies, each of which can be dropped alone. Return the upper."""
     assert edge.above is not None, "the root has no tokens"
     upper, length = _Edge(edge.token_ids[:size], (), edge.above), len(edge.token_ids)
     upper.kept, lower = (

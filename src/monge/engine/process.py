@@ -1,8 +1,8 @@
 """Threads and memory of this process.
 
 Each thread that runs parallel operations keeps a pool of OpenMP threads. GNU's OpenMP counts the
-threads of all pools. Where they are more than the processors, idle ones fall asleep at once, and
-waking them makes a forward of a small model take 1.5 times as long. So only one thread may have a
+threads of all pools. If they are more than the processors, idle threads fall asleep at once. To
+wake them makes a forward of a small model take 1.5 times as long. So only one thread may have a
 pool at a time.
 """
 
@@ -29,11 +29,12 @@ _SPIN_POLICIES: Final = ("OMP_WAIT_POLICY", *_SPINS)
 
 
 def bound_spinning() -> None:
-    """Let threads of GNU's OpenMP wait actively for about 0.2 ms, which lasts from one product to the next.
+    """Let threads of GNU's OpenMP wait actively for about 0.2 ms, the time between two products.
 
     Their default is 300,000 spins, about 6 ms: on busy processors they take the time of the thread
-    that they wait for, and decoding becomes ten times slower. Whatever the environment says stays.
-    Has an effect only before torch is imported, and on processes that this one starts.
+    that they wait for, and decoding becomes ten times slower. Settings of the environment stay as
+    they are. Has an effect only before torch is imported, and on processes that this process
+    starts.
     """
     if not any(name in os.environ for name in _SPIN_POLICIES):
         os.environ.update(_SPINS)
@@ -53,7 +54,7 @@ def run_in_thread(work: Callable[[], Result]) -> Result:
 
 
 def release_openmp_pool() -> None:
-    """End the calling thread's pool of OpenMP threads; its next parallel operation makes a new one.
+    """End the calling thread's pool of OpenMP threads; its next parallel operation makes another.
 
     Does nothing where no GNU OpenMP is loaded.
 
@@ -92,7 +93,7 @@ def free_memory() -> int | None:
 
 
 def _size_of(path: Path, name: str) -> int | None:
-    """Return the bytes that a line of a file of the system states, if there is one."""
+    """Return the number of bytes that the line `name` of a file of the system states, or `None`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Logits processors, and their copies: a processor with state follows one path, so every path has its own."""
+"""Logits processors and their copies: a processor with state has a copy for each path."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ class Stateless:
 
 
 class OnePath:
-    """A processor that cannot be copied: asked once after every token of one text, in order."""
+    """A processor that cannot be copied; called once after every token of a text, in order."""
 
     def __init__(self, processor: Processor) -> None:
         self.__wrapped__ = processor
@@ -121,8 +121,8 @@ def name_of(processor: Processor) -> str:
 def fork(value: Any, memo: dict[int, Any] | None = None) -> Any:
     """A copy that goes its own way: of processors, with everything inside that can change.
 
-    `copy.deepcopy`, which also copies the variables of closures, shares what is known to hold no
-    state, and asks an object for its own `fork` or `deep_copy` where it cannot be copied otherwise.
+    `copy.deepcopy`, which also copies the variables of closures, shares objects without state, and
+    calls an object's own `fork` or `deep_copy` if it cannot be copied otherwise.
 
     Raises:
         Exception: Anything, if it cannot be copied.

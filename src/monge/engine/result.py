@@ -19,7 +19,7 @@ from monge.engine.session import FinishReason, Session
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationStats:
-    """Figures of one request, as `core/metrics.py` defines them.
+    """Figures of a request, as `core/metrics.py` defines them.
 
     Args:
         num_tokens: Generated tokens.
@@ -88,7 +88,7 @@ class GenerationStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
-    """The completion of one prompt.
+    """The completion of a prompt.
 
     Args:
         text: Generated text without the prompt; it ends before a stop string. Empty where there is
@@ -98,12 +98,12 @@ class GenerationResult:
         finish_reason: `eos`, `stop`, `length`, or `error` (see `error`; what was decoded before it
             is kept).
         stats: Figures of the request.
-        records: One record a round.
+        records: A record for each round.
         seed: Gives the text again, with `row`; `None` where measured times decide about a sampled
             text, and where a network computes in fewer than 32 bits, see `Decoder.requests`.
         row: Number of the row's stream among those of the seed.
         error: What went wrong, if anything.
-        logprobs: One entry per token, if `logprobs` was given.
+        logprobs: An entry for each token, if `logprobs` was given.
         backend: What ran the target, with its rounded weights if it has any: `eager`, `compiled`,
             `compiled, int8 weights`, ...
     """
@@ -144,7 +144,7 @@ def result_of(
 
 
 def rounds_of(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
-    """Return one entry per round.
+    """Return an entry for each round.
 
     Returns:
         Of every round `at` (tokens generated before it), `window` (largest depth that the plan

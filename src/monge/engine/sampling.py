@@ -1,4 +1,4 @@
-"""From a node's logits to its law: processors that look at the text see that node's own path."""
+"""From a node's logits to its distribution: processors that read the text get the node's path."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -25,25 +25,25 @@ _FEW_NODES: Final = 5
 
 
 class NodeLaws:
-    """The target's law after every node of a tree, made when it is asked for.
+    """The target's distribution after every node of a tree, computed when it is read.
 
     A verifier visits few nodes of many.
 
-    A device makes all laws at once, since each request would be a wait. The host does so for greedy
-    decoding and for trees of a few nodes, where one call is faster than one call a node.
+    A GPU computes all of them at once, since each read would be a wait. The CPU does so for greedy
+    decoding and for trees of a few nodes, where one call is faster than a call for each node.
 
     Args:
         logits: Target logits of the nodes.
         tree: The tree.
         context: The committed text; its last token is the tree's root.
         processors: Applied in order to the node's logits, each with the committed text and the
-            node's own path. Those with state have been asked about the text without its last token;
-            every node asks copies of its parent's.
-        grammar: Restricts the law of every node, after the processors; its state after the
+            node's own path. Processors with state have been called for the text without its last
+            token; every node calls copies of its parent's.
+        grammar: Restricts the distribution of every node, after the processors; its state after the
             committed text.
         record: See `StackedLaws.record`.
-        num_truncating: So many of the last processors do nothing but take tokens out; for
-            `kept_mass`, and `None` where nobody asks for it.
+        num_truncating: Number of the last processors that only take tokens out; for `kept_mass`,
+            `None` if that is not requested.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class NodeLaws:
 
     @property
     def is_stacked(self) -> bool:
-        """True for a sampled request on a device, since the host need not wait for them."""
+        """True for a sampled request on a GPU: the CPU need not wait for the distributions."""
         is_sampled = self._context.rules.temperature > 0
         return is_sampled and not self._processors and not self._logits.is_cpu
 
     @property
     def scores(self) -> Float[Tensor, "nodes vocab"]:
-        """Logits that make the laws, where there are no processors."""
+        """Logits of the distributions, if there are no processors."""
         return self._logits if self._mask is None else self._mask.apply_all(self._logits)
 
     @property
@@ -119,11 +119,11 @@ class NodeLaws:
         )
 
     def explain(self, error: Exception) -> Exception:
-        """Return the cause of an error of the verifier: the grammar, where it has no law at a node."""
+        """Return the cause of a verifier's error: the grammar, if it allows no token at a node."""
         return error if self._mask is None else self._mask.explain(error)
 
     def processors_after(self, node: int) -> tuple[Processor, ...]:
-        """The processors once they have been asked about a node, for the text that goes on from there."""
+        """Return the processors after their call for a node, for the text that continues there."""
         if not has_state(self._processors):
             return tuple(self._processors)
         if node not in self._asked:
@@ -131,7 +131,7 @@ class NodeLaws:
         return self._asked[node]
 
     def kept_mass(self, node: int) -> float:
-        """Return the mass, in a node's law before truncation, of the tokens that truncation kept."""
+        """Return the mass that a node's kept tokens have in its distribution before truncation."""
         rules, law = self._context.rules, self[node]
         if rules.temperature == 0 or not (rules.truncates or self._num_truncating):
             return 1.0

@@ -1,4 +1,4 @@
-"""One request while it is decoded."""
+"""A request while it is decoded."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -40,12 +40,14 @@ class Request:
         seed: Names, with `row`, the request's own stream of random numbers; zero is a seed.
         row: Number of its stream among those of the seed.
         eos_ids: Tokens that end the text (kept as its last token).
-        stop: Stop strings; the text ends before the first of them, the tokens with the one that
-            completes it. One that is the text of a special token also stops at that token.
-        processors: Prefix-dependent logits processors. The request decodes with copies of them;
-            with one that cannot be copied, it decodes without speculation, and a warning says so.
-        grammar: Its state before the first token, if the completion must be a text of one.
-        stop_check: Asked after every token, in order.
+        stop: Stop strings. The text ends before the first of them, and the tokens end with the
+            token that completes it. A stop string that is the text of a special token also stops at
+            that token.
+        processors: Prefix-dependent logits processors. The request decodes with copies of them. If
+            a processor cannot be copied, the request decodes without speculation, and a warning
+            says so.
+        grammar: State of the grammar before the first token, if the completion has a grammar.
+        stop_check: Called after every token, in order.
         draws: Source of randomness; made of seed and row where absent.
         profile: What is known of the prompt already, for controllers that look at it.
         speculative: Whether anything is drafted for it; if not, the drafter is not even shown the
@@ -53,10 +55,9 @@ class Request:
         adaptive: Whether the controller plans for it; if not, every round has the largest tree
             within its limits.
         limits: No plan of it goes beyond their depth and nodes.
-        controller: Name of the controller that plans for it; `None` for the one that serves those
-            that name none.
+        controller: Name of the controller that plans for it; `None` for the default controller.
         is_repeatable: Whether its seed is said to give its text again.
-        num_truncating: So many of the last processors do nothing but take tokens out.
+        num_truncating: Number of the last processors that only take tokens out.
         logprobs: Log-probabilities wanted with every generated token.
         prompt_logprobs: Log-probabilities wanted with every prompt token from the second on; always
             those of `raw`.
@@ -116,10 +117,10 @@ class Session:
     """A request, its committed text and the states of the parts that serve it.
 
     Args:
-        request: What was asked for.
+        request: The request.
         request_id: Names the request towards the models' caches.
         tokenizer: Needed for stop strings and for text.
-        keeps_records: Whether all records are kept, or the last one only.
+        keeps_records: Whether all records are kept, or only the last record.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class Session:
 
     @property
     def num_truncating(self) -> int | None:
-        """As in the request; `None` where nobody asks what truncation kept."""
+        """As in the request; `None` unless the request wants the mass that truncation kept."""
         wanted = self.request.logprobs
         return None if wanted is None or not wanted.drawn else self.request.num_truncating
 
@@ -231,9 +232,9 @@ class Session:
         self.records.append(record)
 
     def limit(self, plan: DraftPlan, draft_length: int | None = None) -> DraftPlan:
-        """The plan within the request's limits, no deeper than tokens are wanted.
+        """Return the plan within the request's limits and the number of tokens still needed.
 
-        A round commits one more than it accepts.
+        A round commits one token more than it accepts.
 
         Args:
             plan: The plan.
@@ -244,7 +245,7 @@ class Session:
         return limited.reaching(len(self.context.token_ids), draft_length)
 
     def commit(self, tree: TokenTree, laws: NodeLaws, verdict: Verdict) -> bool:
-        """Append the accepted tokens and the token after them one by one, up to the first stop.
+        """Append the accepted tokens and the token after them, up to the first stop.
 
         Returns:
             False if code of the request raised, which fails it.
@@ -275,7 +276,7 @@ class Session:
         self.context = self.context.append(self.new_ids)
 
     def fail(self, error: Exception) -> None:
-        """End the request with an error; what a processor raised is told as it was raised."""
+        """End the request with an error; an error of a processor is kept as it was raised."""
         if isinstance(error, ProcessorError) and isinstance(error.__cause__, Exception):
             error = error.__cause__
         self.error, self.finish_reason = error, "error"

@@ -10,7 +10,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 PART: Final = "bytes:"
 """Before the bytes of a token that is part of a character, as in the OpenAI API."""
 TOKEN_ID: Final = "token_id:"
-"""Before the number of a token that has no text of its own, as in vLLM."""
+"""Prefix of the number of a token that has no text, as in vLLM."""
 
 _NEIGHBOURS: Final = 8
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
@@ -39,7 +39,7 @@ class TokenTexts:
     a token that is part of a character lists its bytes, as in the OpenAI API: `bytes:\xf0\x9f`.
 
     Args:
-        tokenizer: The tokenizer. Without one, the name of a token is its number.
+        tokenizer: The tokenizer. If it is `None`, the name of a token is its number.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -51,7 +51,7 @@ class TokenTexts:
         self._skipped = {number for number, token in added.items() if token.special}
 
     def names(self, token_ids: Sequence[int]) -> list[str]:
-        """Return different names: a token whose text another one before it has is `token_id:N`."""
+        """Return different names: a token with the text of an earlier token is `token_id:N`."""
         named = dict[str, int]()
         for token in token_ids:
             name = self.name(token)
@@ -100,7 +100,7 @@ class TokenTexts:
 
     @cached_property
     def _letter(self) -> tuple[list[int], str]:
-        """A token of one letter, and its text: many decoders strip the blank of the first token."""
+        """A token of a letter, and its text: many decoders strip the blank of the first token."""
         token_ids = self.tokenizer("a")["input_ids"]
         letter = next(([token] for token in token_ids if self._decode([token]).strip() == "a"), [])
         return letter, self._decode(letter) if letter else ""
@@ -110,11 +110,11 @@ class TokenTexts:
 
 
 class PlacedTexts:
-    """What each token of one sequence adds to its text, in order.
+    """What each token of a sequence adds to its text, in order.
 
     Args:
         texts: Gives special tokens, which add nothing, their spelled text.
-        before_ids: Tokens before the first one.
+        before_ids: Tokens before the sequence.
     """
 
     def __init__(self, texts: TokenTexts, before_ids: Sequence[int]) -> None:
@@ -126,8 +126,8 @@ class PlacedTexts:
     def of(self, token_ids: Sequence[int], *, last: bool) -> Iterator[tuple[str, int]]:
         """Yield the text of each token, and how many characters of the whole text it adds.
 
-        The texts add up to the whole one: a token that ends inside a character has none, and the one
-        that completes it has the character. `last`: no token follows.
+        The texts add up to the whole text. A token that ends inside a character has none, and the
+        token that completes it has the character. `last`: no token follows.
         """
         for place, token in enumerate(token_ids, 1):
             if self._stream is None:
@@ -140,14 +140,14 @@ class PlacedTexts:
 
 
 class TextStream:
-    """The growing text of one request.
+    """The growing text of a request.
 
-    Tokens are decoded together with the few before them, because one character may need several
-    tokens; text that ends in an incomplete character waits for the next token. What cannot become a
-    character any more does not wait, so the work for a token is bounded. Without stop strings
-    nothing is decoded until text is asked for.
+    Tokens are decoded together with a few tokens before them, because a character may need several
+    tokens. Text that ends in an incomplete character waits for the next token. Bytes that cannot
+    become a character any more do not wait, so the work for a token is bounded. Without stop
+    strings nothing is decoded until text is read.
 
-    A stop string that is the text of one special token also stops at that token, which decoding
+    A stop string that is the text of a special token also stops at that token, which decoding
     leaves out. Other stop strings see the text without special tokens.
 
     Args:
@@ -179,7 +179,7 @@ class TextStream:
         return token_id in self._stop_ids
 
     def push(self, token_id: int) -> bool:
-        """Add one token; true if it completes a stop string, and the text then ends before it."""
+        """Add a token; return whether it completes a stop string, which `text` then leaves out."""
         self._ids.append(token_id)
         if not self._stop or self.stop_string is not None:
             return False
@@ -251,7 +251,7 @@ class TextStream:
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
 
     def _special_ids(self, texts: Sequence[str]) -> dict[int, str]:
-        """Return the tokens that decoding leaves out and that one of these texts spells."""
+        """Return the tokens that decoding leaves out and whose text is in `texts`."""
         if (id_of := getattr(self._tokenizer, "convert_tokens_to_ids", None)) is None:
             return {}
         spelled: Any = getattr(self._tokenizer, "convert_ids_to_tokens", str)

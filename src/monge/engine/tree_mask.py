@@ -40,7 +40,7 @@ class TreeMask:
         """Return the scores after a node, -inf for tokens that are not allowed.
 
         Raises:
-            GrammarError: If the library gave up there, or no token of the vocabulary can go on.
+            GrammarError: If the library gave up there, or no token of the vocabulary can follow.
         """
         if node in self._errors:
             raise GrammarError(self._errors[node])
@@ -54,6 +54,6 @@ class TreeMask:
         return logits
 
     def explain(self, error: Exception) -> Exception:
-        """Return the error of the grammar that made a law not finite, where one did."""
+        """Return the error of the grammar if it made a distribution not finite, else `error`."""
         is_masked = isinstance(error, NonFiniteLogitsError) and self._errors
         return GrammarError(next(iter(self._errors.values()))) if is_masked else error

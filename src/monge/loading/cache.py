@@ -11,7 +11,7 @@ from monge.core.words import counted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """One thing in the cache.
+    """An entry of the cache.
 
     Attributes:
         path: A folder.

@@ -165,7 +165,7 @@ def _digest(path: Path) -> str:
 def _layout(contents: mmap) -> tuple[int, list[int]]:
     """Return where the header of a GGUF file ends and where its tensors begin, in order.
 
-    The host's reader makes an array of every token, which takes seconds.
+    transformers' reader makes an array of every token, which takes seconds.
     """
     order = ">" if contents[4:6] == b"\0\0" else "<"  # of the version
     long, short = struct.Struct(order + "Q"), struct.Struct(order + "I")

@@ -1,7 +1,7 @@
 """What the header of a GGUF file says about a network, and whether `transformers` makes that network of it.
 
-Keys mean what they mean to llama.cpp. One that changes the computation and is not understood is
-refused by name, as is a tensor that no part of the network reads, or one that is missing.
+Keys mean what they mean to llama.cpp. An unknown key that changes the computation is refused by
+name, as is a missing tensor, or a tensor that no part of the network reads.
 """
 
 import math
@@ -58,7 +58,7 @@ _OF_HYBRIDS: Final = (
     *("full_attention_interval", "nextn_predict_layers", "rope.dimension_sections"),
     *("shortconv.l_cache", "ssm."),
 )
-"""Beginnings of keys that the host reads for `_HYBRIDS`."""
+"""Beginnings of keys that transformers reads for `_HYBRIDS`."""
 _LARGEST: Final = frozenset({("gemma2", 46), ("gemma3_text", 62)})
 """Type and layers of the 27B networks, whose attention is scaled by their width; no key says so."""
 
@@ -105,7 +105,7 @@ class Header:
         self._check_kind()
 
     def describe(self, config: Any) -> None:
-        """Set what the host leaves out of a configuration.
+        """Set what transformers leaves out of a configuration.
 
         Raises:
             ModelLoadError: If a key names something that it cannot be set to.
@@ -161,7 +161,7 @@ class Header:
                 )
 
     def tensors(self, network: PreTrainedModel) -> dict[str, str] | None:
-        """Return the names of a network's tensors by those of the file's; `None` if only the host knows them.
+        """Return the network's tensor names by the file's; `None` if only transformers has them.
 
         Raises:
             ModelLoadError: If a tensor is missing, or is read by no part of the network.
@@ -183,7 +183,7 @@ class Header:
         return {name: place for name, place in names.items() if place is not None}
 
     def processor(self, network: PreTrainedModel) -> host.TensorProcessor:
-        """Return what turns the file's tensors into those of a network, as the host does."""
+        """Return what turns the file's tensors into those of a network, as transformers does."""
         kind = host.TENSOR_PROCESSORS.get(self.architecture, host.TensorProcessor)
         return kind(config=network.config.to_dict())
 

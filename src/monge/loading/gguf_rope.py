@@ -10,7 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 FREQS: Final = "rope_freqs.weight"
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 FACTORS: Final = (FREQS, SHORT, LONG)
-"""Tensors by which frequencies are divided: those of all texts, of short and of long ones."""
+"""Tensors by which frequencies are divided: for all texts, for short and for long texts."""
 ROPE_KEYS: Final = {"rope.freq_base", "rope.scale_linear"} | {
     f"rope.scaling.{name}"
     for name in (
@@ -30,7 +30,7 @@ class RopeReader:
         config: The configuration, whose parameters are changed.
 
     Raises:
-        ValueError: If they describe what no network of the host computes.
+        ValueError: If they describe what no network of transformers computes.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RopeReader:
     def _fix(self, factors: Sequence[float] | None, scale: float) -> None:
         """Set frequencies that are the same in texts of all lengths.
 
-        `longrope` is the one type of the host that takes any frequencies.
+        `longrope` is the only type of transformers that takes any frequencies.
         """
         rope = dict(self._rope)
         kind = "linear" if rope["rope_type"] == "default" else rope["rope_type"]

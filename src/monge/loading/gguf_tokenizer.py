@@ -82,7 +82,7 @@ class PreTokenizer:
     """How texts are split before merges.
 
     Args:
-        splits: Expressions; each splits what the ones before it left.
+        splits: Expressions; each splits what the expressions before it left.
         ignores_merges: A word that is a token is that token, whatever the merges say.
         adds_bos: Texts start with BOS where the header does not say.
         is_byte_level: Tokens are spelled in the byte alphabet, and not in letters with `BLANK`.

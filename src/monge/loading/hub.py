@@ -1,4 +1,4 @@
-"""Names of models on the Hugging Face hub, refused after one question. Imports no torch."""
+"""Check names of models on the Hugging Face hub with a single request. Imports no torch."""
 
 import difflib
 from collections.abc import Collection
@@ -18,8 +18,8 @@ _MARK: Final = "config.json"
 def check_model_name(name: str, heads: Collection[str] = ()) -> None:
     """Refuse the name of a model that is neither here nor on the hub.
 
-    Folders, and what the local cache of the hub holds, are found without the network. Otherwise the
-    hub is asked once, for at most 5 s, or not at all if `HF_HUB_OFFLINE` is set.
+    Folders, and what the local cache of the hub holds, are found without the network. Otherwise it
+    makes a request to the hub, of at most 5 s, or none if `HF_HUB_OFFLINE` is set.
 
     Args:
         name: What a user wrote, such as `org/model`.
@@ -58,7 +58,7 @@ def nearest(name: str | Path, known: Collection[str] = ()) -> str:
 
 @lru_cache(maxsize=64)
 def _ask_hub(name: str) -> None:
-    """Raise the reason why the hub cannot give a model; pass where the host will say more."""
+    """Raise the reason why the hub cannot give a model; pass where transformers will say more."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import (
         EntryNotFoundError,

@@ -22,7 +22,8 @@ class PackagedModel:
         install: The command that installs it.
         head: Name of the head that drafts for it by default; `None` for none.
         about: Which model it is, and its licence.
-        rounded: For kinds of rounded weights, how far its distribution is from the exact one.
+        rounded: For kinds of rounded weights, how far its distribution is from the exact
+            distribution.
     """
 
     package: str

@@ -69,11 +69,11 @@ def prepare(
     """Choose the backend of a model, and find its files in the form that the backend runs.
 
     Args:
-        source: The model; one that is prepared is returned as it is.
+        source: The model; a prepared model is returned as it is.
         backend: The backend. `None` keeps the types of a GGUF file on a CPU, and runs anything else
             as `transformers` does.
-        is_draft: Whether the model may be another than a GGUF file where the backend keeps the
-            types of one, since draft models take the target's backend.
+        is_draft: Whether the model may be no GGUF file although the backend keeps the types of a
+            GGUF file, since draft models take the target's backend.
         **loading: Options of `load_network`. Without a backend, a GGUF file is run by
             `transformers` too if they ask for another device, or for another type or attention
             than `compiled(weights='file')` computes.
@@ -144,7 +144,7 @@ def load_network(
     """Load a causal language model in evaluation mode.
 
     Args:
-        model: The model, as for `ModelSource.of`; one in memory is returned as it is.
+        model: The model, as for `ModelSource.of`; a model in memory is returned as it is.
         dtype: Type of the weights; `auto` takes that of the checkpoint.
         device: Device of the weights; `None` leaves them on the CPU.
         attention: `eager`, `sdpa` or `flex_attention`; `None` takes the network's own default.
@@ -292,8 +292,8 @@ def as_sequence_model(
 
     Args:
         network: A causal language model in evaluation mode.
-        backend: One of `BACKENDS`. Parts that it cannot run here run eagerly, with a warning that
-            says why.
+        backend: A member of `BACKENDS`. Parts that it cannot run here run eagerly, with a warning
+            that says why.
 
     Raises:
         OptionError: If there is no such backend.
@@ -383,7 +383,7 @@ def _differing_tokens(
 ) -> list[str]:
     """Return the tokens of which two vocabularies differ in the ids that both networks have, but for padding.
 
-    Ids beyond are one network's own: the draft model never proposes them.
+    Only one of the networks has larger ids: the draft model never proposes them.
     """
 
     def shared(vocabulary: Mapping[str, int]) -> set[tuple[str, int]]:

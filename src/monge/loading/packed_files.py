@@ -145,7 +145,7 @@ class _Source:
                 raise CannotPackError(f"{tensor.name} is of type {kind}")
 
     def tensors(self) -> Iterator[tuple[str, Iterator[Tensor]]]:
-        """Names, and tensors in parts that lie one behind another."""
+        """Names, and tensors in consecutive parts."""
         for name in self._network.state_dict():
             if name in self.places:
                 yield self._tensor(name, self.places[name])
@@ -185,7 +185,7 @@ class _Source:
         )
 
     def _row_order(self, tensor: Any) -> Tensor:
-        """The rows of the file in the network's order: what the host does with a column of their numbers."""
+        """Return the order of the file's rows in the network, as transformers reorders them."""
         column = np.arange(len(tensor.data))[:, None]
         order = self._processed(column, tensor)
         if order.shape != column.shape or not np.array_equal(np.sort(order, axis=0), column):
@@ -238,7 +238,7 @@ def _share_output(network: PreTrainedModel) -> None:
 
 
 def _make_buffers(network: PreTrainedModel) -> None:
-    """Compute what no file holds, such as frequencies of rotary embeddings, as the host does."""
+    """Compute what no file holds, such as rotary frequencies, as transformers does."""
     for module in network.modules():
         buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
         if missing := {name: buffer for name, buffer in buffers.items() if buffer.is_meta}:

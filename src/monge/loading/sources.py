@@ -51,9 +51,9 @@ class ModelSource:
         """Return the source of a model.
 
         Args:
-            model: A model of `transformers`, or one with adapters; a folder, a GGUF file, a name of
-                `NAMED`, or one that `transformers` resolves; `None` or `BUILT_IN` for the built-in
-                target; or a source, which is returned as it is. A `Path` is no name.
+            model: A model of `transformers`, with or without adapters; a folder, a GGUF file, a
+                name of `NAMED`, or a name that `transformers` resolves; `None` or `BUILT_IN` for
+                the built-in target; or a source, which is returned as it is. A `Path` is no name.
 
         Raises:
             ModelLoadError: If the package of a model in `NAMED` is missing.

@@ -1,1 +1,1 @@
-"""The page on which one sees a run: its tokens, and the trees of its rounds as they were verified."""
+"""The page that shows a run: its tokens, and the trees of its rounds as they were verified."""

@@ -1,4 +1,4 @@
-"""The files of the page, and the same view of finished runs in one file."""
+"""The files of the page, and the same view of finished runs in a single file."""
 
 import base64
 import hashlib
@@ -36,7 +36,7 @@ def content_of(name: str) -> str:
 
 
 def page_of(document: Mapping[str, Any]) -> str:
-    """Return one HTML file that shows the runs of a document, and that loads nothing."""
+    """Return an HTML file that shows the runs of a document, and that loads nothing."""
     style, script = content_of("page.css"), content_of("view.js")
     policy = f"{_POLICY}; script-src {_hash(script)}; style-src {_hash(style)}"
     # No text can end the element that holds it, or begin a comment in it.

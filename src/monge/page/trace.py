@@ -3,8 +3,8 @@
 The document of `monge generate --html` has
 
 - `format` and `version`; `drafters`, a list of names; `verifier` and `controller`;
-- `runs`: one object a completion, with `prompt`, `text`, `finish_reason`, `seed`, `error`, `backend`,
-  `stats` (see `GenerationStats`) and `rounds`.
+- `runs`: an object for each completion, with `prompt`, `text`, `finish_reason`, `seed`, `error`,
+  `backend`, `stats` (see `GenerationStats`) and `rounds`.
 
 A server adds `rounds` to the choices of a request that sends `trace: true`; in a stream, every chunk
 has the rounds that are new. `RunTrace.round` describes a round.
@@ -40,7 +40,7 @@ def origins_of(drafter: AnyDrafter) -> Origins:
 
 
 def drafters_of(origins: Origins) -> list[str]:
-    """Return the names of the drafters; one that is in no pool has that of its kind."""
+    """Return the names of the drafters; a drafter outside a pool has the name of its kind."""
     return [name or kind for name, kind in origins.items() if kind != FORCED]
 
 
@@ -51,10 +51,10 @@ def _origin(can: Capabilities) -> Origin:
 
 
 class RunTrace:
-    """Describes the rounds of one completion, in their order.
+    """Describes the rounds of a completion, in their order.
 
     Args:
-        tokenizer: Gives the texts of tokens; without one, these are numbers.
+        tokenizer: Gives the texts of tokens; if `None`, their texts are numbers.
         prompt_ids: The prompt.
         origins: See `origins_of`.
     """
@@ -121,7 +121,7 @@ def rounds_of(
 def document(
     runs: Sequence[Mapping[str, Any]], decoder: Decoder, controller: str | None = None
 ) -> dict[str, Any]:
-    """Return the document of runs; `controller` is the name of the one that planned, if it has one."""
+    """Return the document of runs; `controller` is the name of their controller, if any."""
     parts = decoder.components
     return {
         "format": FORMAT,

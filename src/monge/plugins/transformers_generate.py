@@ -54,7 +54,7 @@ from monge.plugins.transformers_training import in_evaluation
 
 _OPTIONS: Final = frozenset({*PARTS, "seed", "output_logprobs"})
 _HOST: Final = inspect.signature(cast("Any", GenerationMixin).generate)
-"""Arguments of the host's `generate`."""
+"""Arguments of transformers' `generate`."""
 _A_MODEL: Final = "a model of transformers (for a pipeline: pipe.model)"
 
 Draft = PreTrainedModel | AnyHead | str | Path | None
@@ -86,8 +86,8 @@ def speculate(
     * *Processors* are applied to every node in order, with the row's padded text and the node's own
       path. Your own may keep state: every row has a copy, and copies follow every path, so they are
       called once a token, in order, and their state is in the copies. A processor that cannot be
-      copied is decoded without speculation, with a warning. A batch that they are given has the
-      shape of plain decoding, and all its rows hold the text of one: they may not mix rows.
+      copied is decoded without speculation, with a warning. Processors get a batch in the shape of
+      plain decoding, whose rows all hold the text of a single row: they may not mix rows.
     * *Stopping criteria* see the batch grow by one column a call, as in plain decoding.
     * *Draft law*: temperature, top-k, top-p and min-p as requested; other processors change
       the target's law only.
@@ -109,8 +109,8 @@ def speculate(
             in every call. Without it, n-grams.
         token_streamer: A streamer of `transformers`.
         seed: Seed of the draws, which makes a sampled text reproducible. Without it, torch's
-            default generator gives one. `set_seed` then reproduces texts only if torch is asked
-            for deterministic algorithms, as by `set_seed(0, deterministic=True)`.
+            default generator draws the seed. `set_seed` then reproduces texts only with torch's
+            deterministic algorithms, as by `set_seed(0, deterministic=True)`.
         output_logprobs: Whether the output says how each token was drawn, as `DrawnOutput`; only
             with `return_dict_in_generate`.
         programs: Those of `accelerate`; `None` runs the networks as `transformers` does.
@@ -123,8 +123,8 @@ def speculate(
 
     Returns:
         `[batch, seq]`, prompts included and stopped rows padded, or `GenerateDecoderOnlyOutput`
-        with these as `sequences`, and `scores` and `logits` if requested: one `[batch,
-        vocab]` per generated token, zero in rows that had stopped before it; or `DrawnOutput`.
+        with these as `sequences`, and `scores` and `logits` if requested: a tensor `[batch, vocab]`
+        for each generated token, zero in rows that had stopped before it; or `DrawnOutput`.
 
     Raises:
         MongeError: A subclass of it, for settings that cannot be honoured and for logits that
@@ -197,7 +197,7 @@ def speculate(
 
 
 def _row_starts(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[int]:
-    """Return where the prompt of every row begins, behind its padding."""
+    """Return where the prompt of every row begins, after its padding."""
     batch_size, length = input_ids.shape
     mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
     columns = torch.arange(length, device=input_ids.device)
@@ -227,7 +227,7 @@ def _request(
     replay: Replay,
     **usual: Any,
 ) -> Request:
-    """Return the request of one row, whose prompt begins at `start`, from arguments of `generate`."""
+    """Return the request of a row, whose prompt begins at `start`, from arguments of `generate`."""
     batch_size, length = replay.text.shape
     lengths = [
         criterion.max_length for criterion in criteria if isinstance(criterion, MaxLengthCriteria)
@@ -263,13 +263,13 @@ def accelerate(
 
     The output is that of plain `generate`, as for `speculate`. Every argument of `generate` is
     honoured or raises: `assistant_model` drafts in that call, `num_assistant_tokens` gives the
-    length of its longest chain, and `streamer`, `stop_strings` with `tokenizer`, `output_scores` and
-    `output_logits` work. Beam search and the host's other decoding methods run as they are, without
-    drafts, and a warning says so. `restore` undoes it.
+    length of its longest chain, and `streamer`, `stop_strings` with `tokenizer`, `output_scores`
+    and `output_logits` work. Beam search and transformers' other decoding methods run as they are,
+    without drafts, and a warning says so. `restore` undoes it.
 
     Args:
-        model: A decoder-only model of `transformers`, or one wrapped by PEFT. It may be in training
-            mode, as for `speculate`, and its weights may change between calls.
+        model: A decoder-only model of `transformers`, or such a model wrapped by PEFT. It may be in
+            training mode, as for `speculate`, and its weights may change between calls.
         draft: A draft model with the target's tokenizer, loaded, a folder or a name; or a head for
             the target, loaded or its folder. It is read once, here. Without it, n-grams draft.
         backend: `compiled` compiles the networks for this machine, or captures CUDA graphs: in
@@ -304,7 +304,7 @@ def accelerate(
 
 
 def restore(model: Any) -> Any:
-    """Undo `accelerate`, and forget what its calls have kept; another model stays as it is.
+    """Undo `accelerate`, and drop what its calls have kept; another model stays as it is.
 
     Args:
         model: The model, or a wrapper around it, such as that of PEFT.
@@ -313,7 +313,7 @@ def restore(model: Any) -> Any:
         The model.
 
     Raises:
-        OptionError: If it is no model.
+        OptionError: If `model` is no model.
     """
     for module in _accelerated("restore", model):
         del module.generate
@@ -323,10 +323,10 @@ def restore(model: Any) -> Any:
 
 
 def is_accelerated(model: Any) -> bool:
-    """Return whether `accelerate` was called for a model, or one that it wraps, and not undone.
+    """Return whether `accelerate` was called for a model, or a model inside it, and not undone.
 
     Raises:
-        OptionError: If it is no model.
+        OptionError: If `model` is no model.
     """
     return bool(_accelerated("is_accelerated", model))
 
@@ -426,7 +426,7 @@ def _check_model(where: str, model: Any) -> None:
 
 
 def _move_stop_strings(settings: dict[str, Any], tokenizer: Any) -> None:
-    """Turn `stop_strings` into a stopping criterion, since the host passes no tokenizer on."""
+    """Turn `stop_strings` into a stopping criterion, since transformers passes no tokenizer on."""
     config: GenerationConfig | None = settings.get("generation_config")
     strings = settings.pop("stop_strings", None)
     if strings is None and config is not None:

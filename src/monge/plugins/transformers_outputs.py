@@ -1,4 +1,4 @@
-"""Text, scores and logits of `generate`, settled one column of tokens at a time."""
+"""Text, scores and logits of `generate`, settled by columns of tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class DrawnOutput(GenerateDecoderOnlyOutput):
 
 
 class VisitedRows:
-    """Logits before and after the processors at the nodes that a verifier visits, of one row.
+    """Logits of a row before and after the processors, at the nodes that a verifier visits.
 
     The law of every committed token was made at a visited node, so each generated token finds its
     rows. Rows of nodes off the committed path are dropped as the text grows.
@@ -68,7 +68,7 @@ class VisitedRows:
 class Replay:
     """Replays a batch token by token.
 
-    Criteria are written for rectangular growth: they see `[batch, seq]` with one new column a call,
+    Criteria are written for rectangular growth: each call sees `[batch, seq]` with a new column,
     and some decide for the whole batch at once. Rows of a speculative round grow by blocks of
     different lengths, so a column is passed on once every active row has it. A longer row is cut
     where the criteria stop it.

@@ -50,7 +50,7 @@ _FUNCTIONS: Final = frozenset(
         known.WatermarkLogitsProcessor,
     }
 )
-"""Processors of the host that are functions of the text and the scores, row by row."""
+"""Processors of transformers that are functions of the text and the scores, row by row."""
 _TRUNCATING: Final = (
     known.EpsilonLogitsWarper,
     known.EtaLogitsWarper,
@@ -60,18 +60,18 @@ _TRUNCATING: Final = (
     known.TopPLogitsWarper,
     known.TypicalLogitsWarper,
 )
-"""Processors of the host that take improbable tokens out, behind all others."""
+"""Processors of transformers that take improbable tokens out, after all others."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowProcessor:
-    """A processor as one row of the batch sees it.
+    """A processor as a row of the batch sees it.
 
     Args:
         processor: The processor.
         padding: Padding left of the row's prompt, `[1, padding]`, which processors may count.
         row: The row.
-        num_rows: Rows of the batch that the processor is given. All of them hold this row's text.
+        num_rows: Rows of the batch that the processor gets. All of them hold this row's text.
     """
 
     processor: Any
@@ -104,10 +104,9 @@ class RowProcessor:
 def row_processors(
     processors: Sequence[Any], row: int, batch_size: int, padding: Tensor
 ) -> tuple[Processor, ...]:
-    """Processors of one row's nodes; empty without processors.
+    """Return the processors of a row's nodes; empty without processors.
 
-    Those that are not known may hold something for every row: they get a batch, as in plain
-    decoding.
+    Unknown processors may hold state for every row: they get a batch, as in plain decoding.
 
     Raises:
         OptionError: If a processor cannot be applied node by node, or cannot be copied and there
@@ -139,9 +138,9 @@ def num_truncating(processors: Sequence[Any]) -> int:
 
 
 def draft_rules(processors: Sequence[Any]) -> SamplingRules:
-    """Sampling rules of the draft law, from the warpers that both libraries share.
+    """Return sampling rules of the draft law, from the warpers that both libraries share.
 
-    Decoding is lossless with any draft law; a close one is accepted more often.
+    Decoding is lossless with any draft law; tokens of a close law are accepted more often.
     """
     rules = SamplingRules()
     for processor in processors:
@@ -157,7 +156,7 @@ def draft_rules(processors: Sequence[Any]) -> SamplingRules:
 
 
 def _of_row(processor: Any, row: int, batch_size: int) -> Any:
-    """Return a copy for one row, which it treats as row `row` of the batch."""
+    """Return a copy for a single row, which it treats as row `row` of the batch."""
     copied: Any = copy.copy(processor)
     if isinstance(copied, known.PrefixConstrainedLogitsProcessor):
         # It passes the number of the prompt, of which its beams are the rows.

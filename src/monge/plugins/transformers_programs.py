@@ -1,4 +1,4 @@
-"""The parts that decode a call of `generate`, and compiled ones, which are kept from call to call and follow the weights."""
+"""Components of a call of `generate`; compiled components are kept and follow the weights."""
 
 import contextlib
 from collections import defaultdict
@@ -33,9 +33,9 @@ _LEARNED: Final[WeakKeyDictionary[Any, dict[str, tuple[SharedState | None, TextH
 """State of controllers and texts for drafts, by model and options, since no decoder outlives a call.
 A call takes it out and puts it back, so that threads share nothing."""
 _MOST_KEPT: Final = 4
-"""Components of calls with different options that are kept for one model."""
+"""Components of calls with different options that are kept for a model."""
 _SPEED: Final = 2
-"""Speed of compiled forwards over eager ones that is taken for granted."""
+"""Assumed speed of compiled forwards over eager forwards."""
 _REPLACED: Final = (
     "its forward was replaced and gives other numbers, as mixed precision does (bf16=True)"
 )
@@ -82,7 +82,7 @@ class GenerateCall:
         Args:
             target: The target.
             backend: That of draft models.
-            models: Those that were made before, by draft; new ones are added.
+            models: Models that were made before, by draft; new models are added.
             history: Texts of earlier calls, for drafters that read them; `None` for none.
         """
         drafts = drafts_of(self.draft, ModelSource.of(self.model))
@@ -110,7 +110,7 @@ def forget(model: Any) -> None:
 
 @contextlib.contextmanager
 def eager_components(call: GenerateCall, texts: TextHistory | None = None) -> Iterator[Components]:
-    """Make components that run as `transformers` does, for one call.
+    """Make components that run as `transformers` does, for a call.
 
     Args:
         call: The call.
@@ -129,13 +129,13 @@ def eager_components(call: GenerateCall, texts: TextHistory | None = None) -> It
 
 
 class KeptPrograms:
-    """Compiled components of one model.
+    """Compiled components of a model.
 
-    Where the model cannot be run by its programs, a call runs eagerly, and a message says why. With
-    rounded weights that is an error, since others give another distribution.
+    If programs cannot run the model, a call runs eagerly, and a message says why. With rounded
+    weights that is an error, since exact weights give another distribution.
 
     Args:
-        backend: One of `BACKENDS`, which may not be for files.
+        backend: A member of `BACKENDS`, which may not be for files.
 
     Raises:
         OptionError: If there is no such backend, or it is for files.
@@ -169,7 +169,7 @@ class KeptPrograms:
         """Give the components of a call, which are its own until the block ends.
 
         Raises:
-            BackendError: If rounded weights are asked for and cannot be run.
+            BackendError: If rounded weights are requested and cannot be run.
         """
         reason, is_exact = self._eager_reason(call.model), self.backend.keeps_numbers
         if reason is not None and not is_exact:
@@ -272,12 +272,13 @@ class KeptPrograms:
 class _Gain:
     """Judges whether it pays to make copies of weights again after a change.
 
-    What was decoded between the last two changes, or since the last one if that is more, tells how
-    much will be decoded before the next.
+    It expects as much decoding before the next change as between the last two changes, or as since
+    the last change if that is more.
 
     Attributes:
-        seconds: Of decoding since the last change; of compiled decoding, what an eager one takes.
-        before_s: Those between the last two changes.
+        seconds: Seconds of decoding since the last change; compiled decoding counts as long as
+            eager decoding takes.
+        before_s: The same between the last two changes.
         cost_s: Seconds that the last copies took; 0 before there were any.
     """
 

@@ -52,7 +52,7 @@ NUMBERS: Final = frozenset(
         "typical_p",
     }
 )
-"""Settings of `GenerationConfig` that are numbers; the host takes a truth value for one."""
+"""Settings of `GenerationConfig` that are numbers; transformers takes truth values for them."""
 _HARMLESS: Final = frozenset(
     {
         *("attention_mask", "position_ids", "use_cache", "logits_to_keep"),
@@ -62,14 +62,14 @@ _HARMLESS: Final = frozenset(
 )
 """Model inputs that `generate` itself prepares, or that have no effect."""
 TAKEN: Final = frozenset({GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE})
-"""Decoding methods of the host that this library speeds up."""
+"""Decoding methods of transformers that this library speeds up."""
 _MODES: Final = frozenset(
     {
         *("constraints", "do_sample", "dola_layers", "force_words_ids", "num_beam_groups"),
         *("num_beams", "penalty_alpha", "top_k", "use_mtp"),
     }
 )
-"""Settings by which the host chooses its decoding method, beside those of `REFUSED`."""
+"""Settings by which transformers chooses its decoding method, beside those of `REFUSED`."""
 _TEXT_MARKS: Final = frozenset({"mm_token_type_ids", "token_type_ids"})
 """Inputs of vision-language models that hold the kind of every token, 0 for text."""
 
@@ -91,7 +91,7 @@ def check_arguments(settings: dict[str, Any]) -> None:
 
 
 def decoding_method(model: Any, settings: Mapping[str, Any]) -> GenerationMode:
-    """Return the method that the host chooses for the arguments of a call of `generate`."""
+    """Return the method that transformers chooses for the arguments of a call of `generate`."""
     named = {name: settings[name] for name in _MODES & settings.keys()}
     config, _ = model._prepare_generation_config(settings.get("generation_config"), **named)
     return config.get_generation_mode()
@@ -154,7 +154,7 @@ def check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str,
 
 
 def given(model: Any, config: GenerationConfig, name: str) -> Any:
-    """Return a setting of the caller; `None` if it is a default of the host or the checkpoint."""
+    """Return a setting of the caller; `None` for defaults of transformers or the checkpoint."""
     value = getattr(config, name, None)
     defaults = config._get_default_generation_params()
     usual = (defaults.get(name), getattr(model.generation_config, name, None))
@@ -170,8 +170,8 @@ def _check_numbers(settings: Mapping[str, Any]) -> None:
 def _other_inputs(model: Any, model_kwargs: dict[str, Any]) -> list[str]:
     """Return names of inputs that the model's forward would need.
 
-    Caches are recognised by type, because the host renames their keyword. `None`, an empty mapping,
-    defaults of the forward, and marks that say "text" of every token are harmless.
+    Caches are recognised by type, because transformers renames their keyword. `None`, an empty
+    mapping, defaults of the forward, and marks that say "text" of every token are harmless.
     """
     parameters = forward_parameters(model)
     marks = _TEXT_MARKS if "pixel_values" in parameters else frozenset[str]()

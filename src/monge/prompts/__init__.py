@@ -19,11 +19,11 @@ SHIPPED: Final = ("gsm8k", "humaneval", "prose")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt and where it comes from.
+    """A prompt and where it comes from.
 
     Args:
         task: Its task, or the name of its file.
-        text: The text; of messages the last one.
+        text: The text; for a conversation, the last message.
         messages: A conversation, which the model's chat template writes; `None` for raw text.
     """
 
@@ -64,19 +64,21 @@ def as_message(prompt: Prompt, system: str | None = None) -> Prompt:
 
 
 def interleaved(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
-    """The prompts in turns, one of each task at a time.
+    """Return the prompts in turns: a prompt of each task at a time.
 
-    A stream whose acceptance changes from request to request.
+    The acceptance of such a stream changes from request to request.
     """
     numbered = zip(_numbers(prompts), prompts, strict=True)
     return tuple(prompt for _, prompt in sorted(numbered, key=itemgetter(0)))
 
 
 def read_prompts(path: Path, *, per_task: int | None = None) -> tuple[Prompt, ...]:
-    """Prompts of a file: one a line, or for `*.jsonl` one object a line with `prompt`, `question`, `turns` or `messages`.
+    """Return the prompts of a file.
 
-    A `question` is put as the shipped ones are (`Question: ...`, `Answer:`); of `turns` the first
-    is taken. The task is the object's `task` or `category`, else the name of the file.
+    A line is a prompt; a line of `*.jsonl` is an object with `prompt`, `question`, `turns` or
+    `messages`. A `question` is written like the shipped questions (`Question: ...`, `Answer:`); of
+    `turns` the first is taken. The task is the object's `task` or `category`, else the name of the
+    file.
 
     Args:
         path: The file.
@@ -107,12 +109,12 @@ def read_prompts(path: Path, *, per_task: int | None = None) -> tuple[Prompt, ..
 
 
 def asked_prompts(file: Path | None, *, per_task: int | None, default: int) -> tuple[Prompt, ...]:
-    """The prompts of a file, or the shipped ones.
+    """Return the prompts of a file, or the shipped prompts.
 
     Args:
-        file: As for `read_prompts`; `None` takes the shipped ones.
-        per_task: The first so many of every task; without, all of a file, and of the shipped ones
-            `default`.
+        file: As for `read_prompts`; `None` takes the shipped prompts.
+        per_task: Take the first `per_task` of every task. `None` takes all of a file, and `default`
+            of the shipped prompts.
         default: See `per_task`.
     """
     if file is not None:

@@ -1,4 +1,4 @@
-"""Serving: requests of many clients over one set of parts."""
+"""Serving: many clients share the components of a decoder."""
 
 from monge.core.extras import require as _require
 

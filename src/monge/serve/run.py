@@ -92,7 +92,7 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Be ready no more, then accept no more connections, and wait for the open ones."""
+        """Report not ready, then refuse new connections, and wait for the open connections."""
         self._state.leave()
         is_told = signal.SIGTERM in self._captured_signals
         end = time.monotonic() + self._options.lame_duck_s * is_told
@@ -127,7 +127,7 @@ def listen(host: str, port: int) -> socket.socket:
 
     Args:
         host: Name or address.
-        port: 0 takes any free one.
+        port: 0 takes any free port.
 
     Raises:
         OptionError: If the address is taken or is none of this machine's.

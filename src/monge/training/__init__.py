@@ -1,1 +1,1 @@
-"""Training of heads: the shared loop and losses, text written by the target, and one module per kind."""
+"""Training of heads: the shared loop and losses, text of the target, and a module for each kind."""

@@ -20,7 +20,7 @@ from monge.training.texts import Ends, Texts, Windows, all_windows, num_windows,
 STRENGTHS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Tried for every alignment; 0 is no alignment, so on held-out text an alignment never loses."""
 TEMPERATURES: Final = tuple(2.0 ** (step / 8) for step in range(-8, 9))
-"""Tried for every step, from one half to two."""
+"""Tried for every step, from 1/2 to 2."""
 RIDGE: Final = 1e-3
 """Weight of the ridge penalty, in units of the inputs' mean variance."""
 _HELD_OUT: Final = 8192
@@ -98,7 +98,7 @@ def calibrate_alignments(head: ShapeHead, fitted: Texts, held_out: Texts, ends: 
 
 @torch.inference_mode()
 def calibrate_temperatures(head: ShapeHead, held_out: Texts, ends: Ends) -> None:
-    """Choose one temperature per step, to maximise the mean acceptance."""
+    """Choose a temperature for each step, to maximise the mean acceptance."""
     for number in range(1, head.predictor.num_steps + 1):
         totals = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
         for state, true in _pairs(head, number, held_out, ends, limit=_HELD_OUT):

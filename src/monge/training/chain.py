@@ -18,13 +18,13 @@ from monge.heads.shape.alignment import sinkhorn_divergence
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of many chains.
+    """A step of many chains.
 
     Args:
         drafted: Logits of the head.
         true: Logits of the target at the same places, for the same tokens.
-        token_ids: Tokens that the target wrote there, numbered as the logits; -1 for one that is
-            never drafted.
+        token_ids: Tokens that the target wrote there, numbered as the logits; -1 for a token that
+            is never drafted.
         log_z: Log-sum-exp of all of the target's logits, if `true` lacks some.
         states: States that the head predicted, and the target's own, for losses on states.
     """
@@ -44,7 +44,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainQuality:
-    """Acceptance of a head, one number per step.
+    """Acceptance of a head, a number for each step.
 
     Args:
         acceptance: Mean of sum_v min(p, q): the probability that a drafted token is accepted,
@@ -109,7 +109,7 @@ class Weights:
         cosine: Weight of the angle between predicted and true state.
         sinkhorn: Weight of the debiased Sinkhorn divergence between the two clouds of a batch, in a
             subspace. It regularises the law of the predictions.
-        decay: Weight of a step relative to the previous one.
+        decay: Weight of a step relative to the previous step.
 
     Raises:
         OptionError: If a weight is negative.

@@ -40,7 +40,7 @@ _LAYER: Final = "midlayer"
 
 @dataclass(kw_only=True, eq=False)
 class Eagle3Trainee:
-    """An EAGLE-3 head of one layer in training; `tensors` are changed in place.
+    """An EAGLE-3 head of a single layer in training; `tensors` are changed in place.
 
     Chains start at every position. Step n of a chain reads the prediction of step n - 1. Attention
     reads the true states up to the start of the chain and the chain's own predictions after it, as
@@ -61,7 +61,7 @@ class Eagle3Trainee:
         draft_ids: The draft vocabulary, ascending.
         config: Llama-like configuration of the layer.
         num_steps: Length of a chain.
-        decay: Weight of a step relative to the previous one.
+        decay: Weight of a step relative to the previous step.
         anneal: The shares of the training between which the loss moves.
         seed: Seed of the initial weights.
         dtype: Type of the head's matrix products.
@@ -166,7 +166,7 @@ class Eagle3Trainee:
         keys: list[Tensor],
         values: list[Tensor],
     ) -> Tensor:
-        """One step of all chains through the layer; this step's are appended to `keys` and `values`."""
+        """Run a step of all chains through the layer, which appends to `keys` and `values`."""
         rows, places = embeddings.shape[:2]
         layer: Any = self.head.decoder[0]
         attention: GroupedAttention = layer.attention

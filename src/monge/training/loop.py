@@ -89,7 +89,7 @@ class Progress:
 
     @property
     def looks_since_best(self) -> int:
-        """Evaluations since the best one."""
+        """Evaluations since the best evaluation."""
         return sum(step > self.best_step for step, _ in self.history)
 
 

@@ -52,7 +52,7 @@ class AnswerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSettings(AnswerSettings):
-    """Settings of rows of one length, see `AnswerSettings`.
+    """Settings of rows of the same length, see `AnswerSettings`.
 
     Args:
         num_tokens: Approximate number of tokens of all rows, including prompts.
@@ -91,7 +91,7 @@ def write_own_text(
     folder: Path,
     on_rows: OnRows = lambda count: None,
 ) -> Int64[Tensor, "rows seq"]:
-    """Let the target continue prompts, used in turn, to rows of one length.
+    """Let the target continue prompts, used in turn, to rows of the same length.
 
     Raises:
         OptionError: If there is no prompt, or the folder holds other text.
@@ -134,7 +134,7 @@ def write_prompts(
         network: The target.
         tokenizer: Its tokenizer.
         opening: Tokens of the template up to where the user's turn starts.
-        count: Number of turns drawn at temperature 1; empty, unfinished and repeated ones are left
+        count: Number of turns drawn at temperature 1; empty, unfinished and repeated turns are left
             out.
         folder: Folder of the turns' `answers.jsonl`; a rerun continues there.
         seed: Seed of the draws.
@@ -204,7 +204,7 @@ def write_answers(
 def left_padded(
     rows: Sequence[Sequence[int]], device: torch.device, pad: int = 0
 ) -> tuple[Int64[Tensor, "rows seq"], Int64[Tensor, "rows seq"]]:
-    """Return token ids and attention mask as the host wants rows of different length."""
+    """Return token ids and attention mask as transformers wants rows of different length."""
     token_ids = [torch.tensor(row, device=device) for row in rows]
     masks = [torch.ones_like(row) for row in token_ids]
     return (
@@ -262,7 +262,7 @@ def _rows_at_once(network: PreTrainedModel, length: int) -> int:
 
 
 class RowProgress(LogitsProcessor):
-    """Counts the rows of a batch in parts, one for each token that `generate` writes."""
+    """Counts the rows of a batch in parts, a part for each token that `generate` writes."""
 
     def __init__(self, on_rows: OnRows, num_rows: int, num_tokens: int) -> None:
         self.num_tokens = num_tokens
@@ -286,8 +286,8 @@ class RowProgress(LogitsProcessor):
 class _Draw(LogitsProcessor):
     """Draws the token of each row by inversion, and masks all others for the greedy choice.
 
-    Sampling in `transformers` draws one exponential variate per token of the vocabulary on one
-    thread, which takes more than half of the time.
+    Sampling in `transformers` draws an exponential variate for each token of the vocabulary in a
+    single thread, which takes more than half of the time.
     """
 
     def __init__(self, temperature: float, generator: torch.Generator) -> None:

@@ -77,7 +77,7 @@ class Texts:
             )
 
     def split(self, held_out: float) -> tuple["Texts", "Texts"]:
-        """Split off the last rows, at least one, as held-out text."""
+        """Split off the last rows, at least one row, as held-out text."""
         rows = len(self.token_ids)
         cut = min(rows - 1, max(1, round(rows * (1 - held_out))))
         return self.rows(slice(0, cut)), self.rows(slice(cut, rows))
@@ -175,7 +175,7 @@ def read_texts(
 
     Args:
         target: The target; none of its sequences may be open.
-        rows: Token ids, rows of one length.
+        rows: Token ids, in rows of the same length.
         batch_size: Rows per forward.
         on_rows: Receives the number of rows read.
     """

@@ -96,8 +96,8 @@ def panels_of_blocks(layout: Layout, blocks: Blocks) -> Tensor:
     """Return blocks in panels of 32 of their rows, `[panels, blocks, bytes]` of uint8; zeros fill the last.
 
     A block of a panel has 32 scales, 32 bases if any, then its groups: 32 factors of scales, 32 of
-    bases, and lines of four bytes of each column. A byte of 4-bit integers has one of a quad of
-    numbers in the lower half, and one of the next quad in the upper.
+    bases, and lines of four bytes of each column. A byte of 4-bit integers has a number of a quad
+    in the lower half, and a number of the next quad in the upper half.
     """
     integers = _in_panels(blocks.integers)
     if layout.bits == 4:

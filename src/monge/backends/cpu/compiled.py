@@ -92,7 +92,7 @@ _OPTIONS: Final = {
 
 
 class CompiledForward(ForwardProgram):
-    """A compiled step: one program serves all numbers of rows, nodes and columns.
+    """A compiled step: the same program serves all numbers of rows, nodes and columns.
 
     Args:
         module: The traced module, which holds the weights.
@@ -245,8 +245,8 @@ def obstacle(network: PreTrainedModel) -> str | None:
 def traced_forward(network: PreTrainedModel, spec: ProgramSpec) -> TracedForward:
     """Trace a network on the CPU.
 
-    Weights of float32 layers lie in tiles and those of float64 layers transposed, tied ones too, so
-    that a product with a few rows streams through them.
+    Weights of float32 layers are stored in tiles and those of float64 layers transposed, tied
+    weights too, so that a product with a few rows streams through them.
     """
     return TracedForward(network, spec, _adapt)
 
@@ -285,7 +285,7 @@ def _grouped_attention(
 def pending_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Pending[Forward]:
     """Return the program of a module, to be compiled; see `FeatureModel.module_program`.
 
-    One program serves all batch sizes and all weights. It is checked against the module.
+    The program serves all batch sizes and all weights. It is checked against the module.
 
     Args:
         module: The module.
@@ -321,7 +321,10 @@ class CompiledModule:
         return tuple(self._run([tensor.contiguous() for tensor in _tensors(inputs)]))
 
     def follow(self) -> None:
-        """Take the weights that the module has now. They only draft: where layers were replaced, old ones stay exact."""
+        """Take the weights that the module has now.
+
+        If its layers were replaced, the old weights stay: they only draft, so texts stay exact.
+        """
         if follow_weights(self._packed, self._module):
             self._run.take(tensors_of(self._packed))
 

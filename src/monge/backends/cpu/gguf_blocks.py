@@ -26,7 +26,8 @@ def _halves(raw: Tensor, *places: int) -> Tensor:
 def _bits(raw: Tensor, bits: int, bytes_together: int) -> Tensor:
     """Unpack integers of 8, 4, 2 or 1 bits.
 
-    Of each run of `bytes_together` bytes, the lowest bits of all bytes come first, then the next ones.
+    Of each run of `bytes_together` bytes, the lowest bits of all bytes come first, then the next
+    bits.
     """
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
     return (raw.unflatten(-1, (-1, 1, bytes_together)) >> shifts & ((1 << bits) - 1)).flatten(-3)
@@ -146,7 +147,7 @@ def panels_of_type(name: str, rows: Tensor) -> Tensor:
     """Return a matrix of a GGUF file in panels, `[panels, blocks, bytes]` of uint8.
 
     Args:
-        name: The type of its blocks, one of `BLOCK_TYPES`.
+        name: The type of its blocks, a member of `BLOCK_TYPES`.
         rows: Their bytes, `[width, bytes]`, uint8.
 
     Raises:

@@ -71,9 +71,9 @@ class PackedLinear(PackedLayer):
         matrix: `[width, depth]`, float32. Where all of its numbers are bfloat16 numbers, or all are
             float16 numbers, the panels hold 16 bits of each.
         bias: `[width]`, if any.
-        weights: One of `WEIGHTS`. With `int8` and `int4` the rows that are multiplied are rounded to
-            8 bits. A matrix that `four_bit_panels_of` refuses has `int8`.
-        panels: The panels of a matrix that was packed before; then that one may be on the device
+        weights: A member of `WEIGHTS`. With `int8` and `int4` the rows that are multiplied are
+            rounded to 8 bits. A matrix that `four_bit_panels_of` refuses has `int8`.
+        panels: The panels of a matrix that was packed before; `matrix` may then be on the device
             `meta`. Panels of integers round the rows.
     """
 
@@ -136,13 +136,13 @@ class PackedLinear(PackedLayer):
 
 
 class PackedEmbedding(PackedLayer):
-    """The embedding of tokens whose matrix lies in panels: rows are read from these when they are needed.
+    """A token embedding whose matrix lies in panels: a row is read from them when it is needed.
 
     Args:
-        embedding: An embedding whose weights may be on the device `meta`. What a subclass does with a
-            row, such as scaling it, is done.
+        embedding: An embedding whose weights may be on the device `meta`. If a subclass changes
+            rows, such as by scaling, so does this layer.
         panels: The matrix.
-        weights: How it is stored, one of `WEIGHTS`.
+        weights: How it is stored, a member of `WEIGHTS`.
     """
 
     def __init__(self, embedding: torch.nn.Embedding, panels: Tensor, weights: str) -> None:
@@ -365,8 +365,8 @@ def rows_of(panels: Tensor, row_ids: Tensor, depth: int) -> Tensor:
 def rounded_rows(rows: Tensor, size: int) -> Tensor:
     """Return rows as products with rounded panels read them.
 
-    The numbers of a group are multiples of their largest one / 127, or zeros if 127 / the largest
-    one is not finite.
+    The numbers of a group are multiples of `largest / 127`, where `largest` is the largest
+    magnitude in the group. They are zeros if `127 / largest` is not finite.
     """
     depth = rows.shape[-1]
     groups = torch.nn.functional.pad(rows, (0, -depth % size)).unflatten(-1, (-1, size))
@@ -405,7 +405,7 @@ def _product(rows: Tensor, panels: Tensor, width: int) -> Tensor:
 
 
 def plain_packed_linear(rows: Tensor, panels: Tensor, width: int) -> Tensor:
-    """Return the product by the plain twin of the machine code for one matrix, in the type of the rows."""
+    """Return the product with a matrix, computed without machine code, in the type of the rows."""
     size, matrix = group_size_of(panels), matrix_of(panels, width, rows.shape[-1])
     read = rows if size is None else rounded_rows(rows, size)
     return torch.nn.functional.linear(read, matrix.to(rows.dtype))
@@ -423,13 +423,13 @@ torch.library.register_fake("monge::packed_linear", _shape_of_packed_linear, lib
 
 _NAMESPACE: Any = torch.ops.monge
 OPERATION: Final = _NAMESPACE.packed_linear.default
-"""`(rows, panels, widths) -> rows x matrices`, the results of a row one behind another."""
+"""`(rows, panels, widths) -> rows x matrices`; the results of a row are concatenated."""
 
 _LOADED: Final = list[Any]()  # the machine code, once a program or a packed network needs it
 
 
 def merge_products(graph: Graph) -> None:
-    """Make one operation of the products that read the same rows, such as queries, keys and values.
+    """Merge products of the same rows, such as queries, keys and values, into a single operation.
 
     The rows are rounded once, and threads start once.
     """
@@ -447,7 +447,7 @@ def merge_products(graph: Graph) -> None:
 
 
 def _merge(graph: Graph, nodes: Sequence[Any]) -> None:
-    """Replace calls for one matrix each by one for all, and its slices."""
+    """Replace calls for single matrices by a call for all, and slices of its result."""
     first, slice_of = nodes[0], torch.ops.aten.slice.Tensor
     panels = [node.args[1][0] for node in nodes]
     widths = [node.args[2][0] for node in nodes]
@@ -466,7 +466,7 @@ def _merge(graph: Graph, nodes: Sequence[Any]) -> None:
 def pack_linears(
     module: torch.nn.Module, weights: str = "exact", output: torch.nn.Module | None = None
 ) -> None:
-    """Lay out anew the weights of linear layers inside a module, which is changed; its old tensors are not.
+    """Change the layout of linear layers' weights, in place; the old tensors do not change.
 
     Float32 layers become `PackedLinear`; weights of float64, and of subclasses of linear layers,
     lie transposed. Half precision stays: torch has products of few rows for the usual order only,
@@ -474,8 +474,8 @@ def pack_linears(
 
     Args:
         module: A module; itself no linear layer.
-        weights: Storage of the matrices of `PackedLinear`, one of `WEIGHTS`. Those that lose too
-            much in 4 bits have 8.
+        weights: Storage of the matrices of `PackedLinear`, a member of `WEIGHTS`. Matrices that
+            lose too much in 4 bits have 8.
         output: The output layer of a network: logits lose most, so it has 8 bits in place of 4.
     """
     replacements = dict[int, torch.nn.Module]()  # a map that is used in several places stays one
@@ -494,7 +494,7 @@ def pack_linears(
 
 
 def _lay_together(layers: Sequence[PackedLinear]) -> None:
-    """Move panels into one block of memory, in their order: they are read up to a tenth faster."""
+    """Move panels into a block of memory, in their order: they are read up to a tenth faster."""
     sizes = [-(-layer.panels.nbytes // _PAGE) * _PAGE for layer in layers]
     block = torch.empty(sum(sizes), dtype=torch.uint8)
     for layer, place in zip(layers, block.split(sizes), strict=True):
@@ -509,20 +509,23 @@ def _is_packable(layer: torch.nn.Module) -> bool:
 
 
 def follow_weights(packed: torch.nn.Module, source: torch.nn.Module) -> bool:
-    """Give a packed copy of a module the numbers that the module has now; tensors of both may have changed places.
+    """Give a packed copy of a module the numbers that the module has now; both may have moved.
 
     Args:
         packed: The copy, after `pack_linears`, with adapters merged.
         source: The module.
 
     Returns:
-        False where the layers differ, so that another copy is needed; this one is then of no use.
+        False if the layers differ: this copy is then of no use, and the caller needs another.
     """
     sources = dict(source.named_modules(remove_duplicate=False))
     origins = dict[int, tuple[object, object]]()
 
     def has_another_origin(mine: object, theirs: object) -> bool:
-        """Return whether one thing here, which a program may read by one name, would be two there."""
+        """Return whether an object of `packed` stands for two objects of `source`.
+
+        A program may read it by a single name.
+        """
         return origins.setdefault(id(mine), (mine, theirs))[1] is not theirs
 
     for name, layer in packed.named_modules(remove_duplicate=False):

@@ -178,9 +178,9 @@ def load_or_make(
     load: Callable[[StoredProgram], Loaded],
     what: str,
 ) -> Loaded:
-    """Load the stored program, or a new one if there is none or it fails; none that fails stays on disk.
+    """Load the stored program, or make a new program. A program that fails is deleted from disk.
 
-    Of several processes that need a new one, the first makes it, and the others wait for it.
+    If several processes need a new program, the first makes it, and the others wait for it.
 
     Args:
         place: Arguments of `find_program`.

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 _SWITCHES: Final = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 _INNER: Final = ("base_layer", "original_module")
-"""Names of the layer that an adapter changes, and of the one that it replaces."""
+"""Names of the layer that an adapter changes, and of the layer that it replaces."""
 
 Part = TypeVar("Part")
 
@@ -49,7 +49,7 @@ def merged_layer(layer: Any) -> torch.nn.Module:
 
 
 def merge_adapters(network: torch.nn.Module) -> None:
-    """Replace the layers with adapters by plain ones, in a copy of a network."""
+    """Replace the layers with adapters by plain layers, in a copy of a network."""
     for name, layer in tuple(adapted_layers(network)):
         parent, _, child = name.rpartition(".")
         network.get_submodule(parent).add_module(child, merged_layer(layer))
@@ -75,7 +75,7 @@ def plain_state(network: torch.nn.Module) -> dict[str, Tensor]:
 def plain_modules(network: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Return the modules of a network by the names that they have without adapters, which are left out.
 
-    One that is used in several places is named once.
+    A module that is used in several places is named once.
     """
     return _without_adapters(network, dict(network.named_modules()))
 

@@ -1,4 +1,4 @@
-"""Programs that another process compiles while this one decodes without them.
+"""Programs that another process compiles while this process decodes without them.
 
 That process is `python -m monge.engine.models.background_compiler`, which reads a function and its
 arguments from its standard input.
@@ -24,12 +24,12 @@ from monge.engine.notices import notify
 _FEW: Final = 4096
 """Numbers of a tensor that is passed on as it is."""
 _REPLACED: Final = ("forward", "_original_forward", "_output_capturing_hooks_installed")
-"""What trainers put into a model, and the host's note that hooks for hidden states are there."""
+"""What trainers put into a model, and transformers' note that hooks for hidden states are there."""
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class BackgroundCompiler:
-    """Compiles what a decoder needs in another process, once that is asked for.
+    """Compiles the programs of a decoder in another process, once it is started.
 
     Args:
         work: What the process does; a function of a module.
@@ -101,7 +101,7 @@ class _StructurePickler(pickle.Pickler):
 
 
 def _unfilled(kind: type[PreTrainedModel], config: Any) -> PreTrainedModel:
-    """Return a network without layers, of a class that the host knows how to take hidden states of.
+    """Return a network without layers, of a class whose hidden states transformers can return.
 
     The host learns that when a network of the class is first made in a process.
     """
@@ -122,8 +122,9 @@ _compiler: Final = ContextVar[BackgroundCompiler | None]("compiler", default=Non
 def compiled_by(compiler: BackgroundCompiler) -> Iterator[None]:
     """Leave the programs that this block needs to a compiler; networks run without them until it ends.
 
-    Their weights are the same. Calls of this library wait only while the finished programs are checked.
-    The process outlives this one, so that the next start finds them.
+    Their weights are the same. Calls of this library wait only while the finished programs are
+    checked. The compiling process outlives this process, so the next start loads the programs from
+    the cache.
     """
     token = _compiler.set(compiler)
     try:

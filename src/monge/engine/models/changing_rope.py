@@ -12,12 +12,13 @@ _KINDS: Final = ("dynamic", "longrope")
 
 
 class ChangingRope:
-    """Frequencies at which the host's `generate` reads texts that are longer than a limit.
+    """Frequencies at which transformers' `generate` reads texts that are longer than a limit.
 
-    Up to the limit, all texts have the same frequencies. The host reads a longer prompt at those of
-    its length, and each token behind it at those of the text up to there; keys in the cache stay as
-    they are. Networks like Phi-3 read the whole text again when it passes the limit. Modules of the
-    host keep the frequencies of the last text that they read, so they are set for every forward.
+    Up to the limit, all texts have the same frequencies. transformers reads a longer prompt at the
+    frequencies of its length, and each later token at those of the text up to there; keys in the
+    cache stay as they are. Networks like Phi-3 read the whole text again when it passes the limit.
+    Modules of transformers keep the frequencies of the last text that they read, so they are set
+    for every forward.
 
     Args:
         network: A network of which `limit_of` knows a limit.

@@ -24,7 +24,7 @@ _SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 class _DraftModel:
-    """A draft model around another one, in a vocabulary of another size."""
+    """A draft model that wraps another model, in a vocabulary of another size."""
 
     def __init__(self, model: SequenceModel, vocab_size: int) -> None:
         self._model, self.vocab_size, self.dtype = model, vocab_size, dtype_of(model)
@@ -40,9 +40,10 @@ class _DraftModel:
 class ResizedVocabulary(_DraftModel):
     """A model whose logits are cut or padded to another number of tokens; a `SequenceModel`.
 
-    Models of one family often share a tokenizer but pad its vocabulary to different sizes. Padding
+    Models of a family often share a tokenizer but pad its vocabulary to different sizes. Padding
     tokens that the target lacks are never drafted, and those that the draft model lacks have no
-    draft mass. Where the text has one of these, the draft model reads its own last token instead.
+    draft mass. If the text has a token that the draft model lacks, the model reads its own last
+    token instead.
     """
 
     @property
@@ -200,7 +201,7 @@ def _written(
 
 @dataclass(slots=True)
 class _TokenizedRow:
-    """One sequence.
+    """The state of a sequence.
 
     Args:
         text: Committed target tokens.
@@ -223,8 +224,8 @@ class CrossTokenizerModel(_DraftModel):
     """A draft model that reads target tokens as the draft tokens that spell them; a `ForeignModel`.
 
     A node of the target's tree becomes a chain of draft nodes. Its logits are those after the last
-    of them, for the tokens that both vocabularies have; the others have no mass, so the law is the
-    draft law given that the token is shared.
+    of them, for the tokens that both vocabularies have. The others have no mass, so the
+    distribution is the draft distribution given that the token is shared.
 
     Args:
         model: The draft model, in its own vocabulary.
@@ -259,7 +260,7 @@ class CrossTokenizerModel(_DraftModel):
         self._model.append(self._readable(pieces))
 
     def reach(self, sequence: int, text: Sequence[int], *, mixed: bool = False) -> int | None:
-        """See `ForeignModel`. Tokens that both have are one token of its own each."""
+        """See `ForeignModel`. A token that both vocabularies have counts as one draft token."""
         if self.max_length is None:
             return None
         row = self._rows[sequence]

@@ -31,8 +31,8 @@ class ProgramSpec:
     """Shapes and types of a program's inputs.
 
     Attributes:
-        kinds: Kinds of attention layers, one mask each, in the order of the masks.
-        windows: Sliding window of each of them; `None` where it sees all.
+        kinds: Kinds of attention layers, in the order of the masks; each kind has a mask.
+        windows: Sliding window of each kind; `None` where a layer sees all tokens.
         mask_dtype: `torch.bool`, or the float type of an additive mask.
         cache_shapes: `(heads, head_dim)` of keys and values, layer by layer, keys first.
         dtype: Type of keys, values and logits.
@@ -101,7 +101,7 @@ class ForwardProgram(ABC):
     def __call__(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
     ) -> ForwardOutput:
-        """Read nodes; keys and values are written where the cache was told to place them.
+        """Read nodes; write keys and values to the columns that the cache has placed.
 
         Args:
             token_ids: Tokens, `[batch, nodes]`.
@@ -118,7 +118,7 @@ class ForwardProgram(ABC):
 
         Args:
             num_rows: Texts that are decoded together.
-            num_nodes: Most nodes of one text.
+            num_nodes: Most nodes of a text.
             cache: The cache, without texts.
             drafts: Whether `draw_levels` will be called too.
         """
@@ -143,11 +143,11 @@ class ForwardProgram(ABC):
     def read_prompt(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
     ) -> ForwardOutput | None:
-        """Read tokens of prompts; the output has the logits of any one node. `None` leaves them to the network."""
+        """Read tokens of prompts. Return logits of any node; `None` leaves them to the network."""
         return None
 
     def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> ForwardOutput:
-        """Read a chain of one row whose nodes see all columns before them, and themselves.
+        """Read a chain of a single row, whose nodes see all columns before them, and themselves.
 
         Args:
             token_ids: Tokens of the chain, as Python integers.
@@ -159,11 +159,11 @@ class ForwardProgram(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Pending(Generic[Made]):
-    """A program of a network or of a module, to be made when it is needed, or with others before.
+    """A program of a network or of a module, made when it is needed or with other programs.
 
     Args:
-        make: Compiles the program, or loads the stored one; raises `BackendError` if that is not
-            possible here.
+        make: Compiles the program, or loads the stored program; raises `BackendError` if it can do
+            neither here.
         expected_s: Seconds that it takes; 0 if the program is stored, now or by another process.
     """
 
@@ -177,7 +177,7 @@ class Program(Generic[Made]):
     Args:
         eager: What runs without the program.
         pending: Makes the program; `None` if there is none, or if `eager` is the program.
-        warning: What the user is told where the program cannot be made, before the reason.
+        warning: Start of the warning if the program cannot be made; the reason follows.
 
     Attributes:
         run: What runs now.
@@ -204,7 +204,7 @@ class Program(Generic[Made]):
 
 
 def make_programs(programs: Iterable[Program[Any]]) -> None:
-    """Make the programs that are pending; one message says how long all of them take.
+    """Make the programs that are pending. A message says how long all of them take.
 
     Whatever cannot be made runs eagerly, with a warning.
     """
@@ -244,16 +244,16 @@ class NetworkModel(Protocol):
 
 
 class SourceWeights:
-    """Finds changes to a network whose weights a backend runs in another form.
+    """Finds changes to a network if a backend runs its weights in another form.
 
-    `check` compares a `NetworkState`. `has_changed` also compares a number of every row and column for
-    writes that torch does not count, so one of a few numbers may not be seen.
+    `check` compares a `NetworkState`. `has_changed` also compares a number of every row and column,
+    to find writes that torch does not count. A write of only a few numbers may not be seen.
 
     Args:
         network: The network.
         backend: The backend, for the message.
         are_copied: Whether the backend copied the numbers; else only their addresses matter.
-        copy: Makes the network that is run in its place, if it is another one.
+        copy: Makes the network that runs in its place; `None` if the network itself runs.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class SourceWeights:
         self._seen = self.state()
 
     def has_changed(self, state: object) -> bool:
-        """Return whether a `state` is another one than when the network was copied."""
+        """Return whether `state` differs from the state when the network was copied."""
         return state != self._seen
 
     def check(self) -> None:

@@ -30,7 +30,7 @@ _MOST_UNREAD: Final = 16
 _TRIAL: Final = -1
 """Name of the sequence that `_trial_logits` reads."""
 _TRIAL_PROMPT, _TRIAL_BLOCK = 30, 8
-"""Tokens of the prompt of a trial, and of the block behind it."""
+"""Tokens of the prompt of a trial, and of the block that follows."""
 
 
 class CacheSnapshot:
@@ -69,10 +69,11 @@ def _grows(layer: object) -> TypeGuard[DynamicLayer]:
 
 @dataclass(slots=True)
 class _ChainRow:
-    """One sequence.
+    """The state of a sequence.
 
     Args:
-        cache: What has been read: the committed tokens but for `unread`, and `drafted`.
+        cache: Holds the tokens that were read: the committed tokens but for `unread`, and
+            `drafted`.
         length: Number of committed tokens.
         unread: The last committed tokens, if the cache had to return to the state before them.
         drafted: Tokens read in this round, none of them committed.
@@ -87,19 +88,19 @@ class _ChainRow:
 
 
 class HfChainModel(HfModel):
-    """Reads chains, one sequence per forward, each with its own cache.
+    """Reads chains. Each forward reads one sequence, which has its own cache.
 
     For networks that cannot read trees. ALiBi models, whose positions are the order of the tokens,
     roll back by cropping their cache. A recurrent state cannot be cropped: it is copied before a
     round, restored if tokens are rejected, and the accepted tokens are read again at the start of
     the next round, in the same forward. Networks that cannot continue from their cache with several
-    tokens at once decode plainly; a forward of a few tokens decides.
+    tokens at once decode without speculation; a forward of a few tokens decides.
 
     Args:
         model: A causal language model in evaluation mode.
 
     Raises:
-        UnsupportedModelError: If it is not causal, or cannot read token after token behind a cache.
+        UnsupportedModelError: If it is not causal, or cannot continue from a cache token by token.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -199,7 +200,7 @@ class HfChainModel(HfModel):
         yield
 
     def _no_chain_reason(self) -> str | None:
-        """Return why several tokens behind the cache cannot be read at once, or `None`."""
+        """Return why several tokens cannot be read at once after the cache, or `None`."""
         name, block = type(self.network).__name__, (_TRIAL_BLOCK,)
         length = 3 if self._crops else _TRIAL_PROMPT
         try:
@@ -217,7 +218,7 @@ class HfChainModel(HfModel):
         return f"{name} does not continue from its recurrent state when it reads several tokens at once"
 
     def _trial_logits(self, length: int, sizes: Sequence[int]) -> Float[Tensor, "nodes vocab"]:
-        """Return logits of a fixed block behind a prompt, read in parts.
+        """Return logits of a fixed block after a prompt, read in parts.
 
         Args:
             length: Tokens of the prompt.
@@ -239,7 +240,7 @@ class HfChainModel(HfModel):
             self._forward_s = 0.0
 
     def _read(self, row: _ChainRow, token_ids: Sequence[int], *, keep_logits: bool) -> Tensor:
-        """Read these tokens behind the drafted ones, and before the first draft the unread committed tokens."""
+        """Read tokens after the drafted tokens; before the first draft, also the unread tokens."""
         waiting: tuple[int, ...] = () if row.drafted else row.unread
         if self.no_draft_reason is None and not self._crops and not row.drafted:
             row.snapshot = CacheSnapshot(row.cache)

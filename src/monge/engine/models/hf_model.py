@@ -23,7 +23,7 @@ from monge.engine.models.network_facts import (
 )
 
 _ENDING: Final = 2
-"""Tokens before a limit of the rotary embedding that no draft reaches, so that parts of prompts can be told."""
+"""Tokens before a limit of the rotary embedding that no draft reaches, only parts of prompts."""
 
 
 class HfModel(ABC):
@@ -126,7 +126,7 @@ class HfModel(ABC):
         """Read by the network itself; before that, read a sequence's committed tokens again."""
 
     def _length_read(self, sequence: int, block: NodeBlock) -> int | None:
-        """Return the length at whose frequencies the host reads a block, or `None` before the change.
+        """Return the length that sets the frequencies of a block, or `None` before the change.
 
         A block is a tree that ends before the change, or part of a text. The last token of a prompt
         is read in the first round, at the frequencies of those before it.

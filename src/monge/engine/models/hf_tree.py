@@ -48,12 +48,12 @@ _FORWARD: Final = 32
 """Tokens whose reading takes as long as the fixed cost of a forward."""
 _RECORDED: Final = 256
 _LAUNCHED: Final = 1024
-"""The same on a card: a recorded forward waits for the weights, another one for launches of its layers."""
+"""The same on a GPU: a CUDA graph waits for weights, another forward for launches of layers."""
 _ROWS: Final = 64
 """Rows that the program of a module reads: with more, arithmetic counts, and the module does as well."""
 
 _PART: Final = "part of a head runs eagerly"
-"""What a user is told where a module has no program, before the reason."""
+"""Start of the warning if a module has no program; the reason follows."""
 
 ModuleMaker = Callable[[torch.nn.Module, Sequence[Tensor]], Forward | Pending[Forward]]
 """Makes a program of a module for inputs of these widths and types, or of a `CachedStep` for numbers of this type, or says how
@@ -69,8 +69,8 @@ class HfTreeModel(HfModel):
 
     Args:
         model: A causal language model in evaluation mode that takes 4-D masks and position ids.
-        program: Reads small blocks of nodes and short prompts instead of the network. A pending one
-            is made when it is needed.
+        program: Reads small blocks of nodes and short prompts instead of the network. A pending
+            program is made when it is needed.
         program_maker: Makes the program that gives watched hidden states as well.
         module_maker: Makes programs of the output layer and of a head's modules; `None` runs them.
         module_packer: Stores the matrices of a head's modules in a faster form; `None` leaves them.
@@ -124,7 +124,7 @@ class HfTreeModel(HfModel):
 
     @property
     def program(self) -> ForwardProgram | None:
-        """The program that reads small blocks in the network's place; a pending one is made."""
+        """The program that reads small blocks in the network's place; makes it if it is pending."""
         make_programs(self.programs)
         return self._program.run
 
@@ -440,7 +440,7 @@ class HfTreeModel(HfModel):
         return output.logits
 
     def _read_chain(self, row: CacheRow, block: NodeBlock, program: ForwardProgram) -> Tensor:
-        """`_read` for a chain behind one text."""
+        """`_read` for a chain after a single text."""
         cache, start = self._cache, now()
         index = cache.index(row.sequence)
         cache.place(slice(index, index + 1), (row.end,), len(block.parents))
@@ -462,7 +462,7 @@ class HfTreeModel(HfModel):
     def _forward(
         self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool
     ) -> ForwardOutput:
-        """Run the program if there is one and it is faster, else the network."""
+        """Run the program if it exists and is faster, else the network."""
         program = self._program.run
         if program is not None and self._cache.is_settled:
             places, size = (token_ids, positions, tuple(masks.values())), token_ids.numel()
@@ -523,7 +523,7 @@ def group_by_length(sizes: Mapping[int, int], recorded: int = 0) -> list[list[in
     """Split texts into groups that are read in one forward each, padded to their longest text.
 
     A group costs its rows times its longest text, plus the fixed cost of a forward. The cheapest
-    split is one of the texts in order of size, found by dynamic programming.
+    split keeps the texts in order of size; dynamic programming finds it.
 
     Args:
         sizes: Tokens of every text, by its number.

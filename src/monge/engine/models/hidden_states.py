@@ -17,11 +17,11 @@ _MOST_PARTS: Final = 64
 
 
 class HiddenStates:
-    """Hidden states that a network shows to all heads that asked for some, each with a log of its own.
+    """Hidden states that a network gives to the heads that need them; each head has its own log.
 
     Attributes:
-        layers: Indices of the states that a forward must give, ascending; 0 is the embedding's
-            output, i that of layer i, the last one after the final norm.
+        layers: Indices of the states that a forward must give, ascending. 0 is the embedding's
+            output, i is the output of layer i; the last is taken after the final norm.
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -87,7 +87,7 @@ class HiddenStates:
 
         Args:
             places: Row of each sequence, and the number of its nodes.
-            states: One tensor per index of `layers`.
+            states: A tensor for each index of `layers`.
         """
         by_layer = dict(zip(self.layers, states, strict=True))
         for log in self._logs:
@@ -110,8 +110,8 @@ class HiddenStates:
     def forward(self, network: PreTrainedModel, inputs: Mapping[str, Any]) -> ForwardOutput:
         """Run the network and return the watched states too.
 
-        For all states, `transformers` hooks every layer, which takes small networks longer than a
-        layer does; the last state alone needs one hook on the decoder.
+        For all states, `transformers` hooks every layer; in small networks that takes longer than a
+        layer. The last state alone needs only a hook on the decoder.
         """
         is_last = self.layers == (self._num_layers,)
         if is_last and self._shows_last is None:

@@ -19,7 +19,7 @@ _BAND: Final = 512  # smallest width for which a chain's mask is kept
 
 
 class UncommittedNodes:
-    """The nodes of one sequence that were read and not yet committed, in reading order."""
+    """The nodes of a sequence that were read and not yet committed, in reading order."""
 
     def __init__(self) -> None:
         self.depths: list[int] = []
@@ -70,12 +70,12 @@ def forward_inputs(
 ) -> tuple[
     Int64[Tensor, "batch nodes"], Int64[Tensor, "batch nodes"], Bool[Tensor, "batch nodes seq"]
 ]:
-    """Token ids, positions and visibility of the blocks' nodes, padded to one shape.
+    """Token ids, positions and visibility of the blocks' nodes, padded to a common shape.
 
     Returns:
-        Token ids and positions; padding and what a device draws are 0. Visibility over the columns of the cache, up
-        to the end of the widest row; padding sees its own column at least, since a query that sees
-        nothing has no attention weights.
+        Token ids and positions, 0 for padding and for what a device draws. Visibility over the
+        columns of the cache, up to the end of the widest row. Padding sees its own column, since a
+        query that sees nothing has no attention weights.
     """
     if len(blocks) == 1 and nodes[0].is_chain and len(blocks[0].parents) == width:
         tokens, start = blocks[0].tokens, lengths[0] + len(nodes[0]) - width
@@ -118,7 +118,7 @@ def write_drawn_ids(token_ids: Int64[Tensor, "batch nodes"], blocks: Sequence[No
 def chain_visibility(count: int, start: int) -> Bool[Tensor, "one nodes seq"]:
     """Visibility of a chain whose first node lies in column `start`: all columns before each node.
 
-    Chains of one length see windows onto one matrix, which is kept.
+    Chains of the same length see windows onto the same matrix, which is cached.
     """
     capacity = max(_BAND, 1 << start.bit_length())
     return _band(count, capacity)[None, :, capacity - start : capacity + count]

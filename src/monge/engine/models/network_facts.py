@@ -60,7 +60,7 @@ def no_copy_reason(network: PreTrainedModel, *, merges: bool = False) -> str | N
 
 
 def chooses_logits(network: PreTrainedModel) -> bool:
-    """Return whether a network can be asked for the logits of some tokens only."""
+    """Return whether a network can compute the logits of some tokens only."""
     return "logits_to_keep" in forward_parameters(network)
 
 
@@ -168,10 +168,10 @@ def own_cache(network: PreTrainedModel) -> DynamicCache:
 
 
 def check_causal(network: PreTrainedModel) -> None:
-    """Refuse an encoder-decoder, and a network whose tokens see those behind them.
+    """Refuse an encoder-decoder, and a network whose tokens see later tokens.
 
     Raises:
-        UnsupportedModelError: If it is one.
+        UnsupportedModelError: If the network is of either kind.
     """
     if network.config.is_encoder_decoder:
         raise UnsupportedModelError(

@@ -13,7 +13,8 @@ from monge.engine.models.adapters import switches_of
 _HARMLESS_HOOKS: Final = ("make_inputs_require_grad", "output_capturing_hook")
 """Beginnings of the names of hooks that change no number.
 
-Gradient checkpointing adds the first, and the host the second once hidden states were asked for."""
+Gradient checkpointing adds the first, and transformers the second once it returned hidden
+states."""
 _SAMPLES: Final = 4  # numbers of a tensor
 _NUM_SHARED: Final = len(vars(torch.nn.Module()))
 """Attributes that all modules have; they come first."""
@@ -59,10 +60,10 @@ class NetworkState:
 
 
 class NetworkVersion:
-    """Counts the changes of a network that are seen when it is asked.
+    """Counts the changes of a network. It looks for changes only when `of` is called.
 
-    Beside a `NetworkState` it compares a few numbers of each tensor, which are other ones once whole
-    tensors were written through `.data`. Such writes to a part of a tensor may not be seen.
+    Beside a `NetworkState` it compares a few numbers of each tensor. They show that a whole tensor
+    was written through `.data`; such writes to a part of a tensor may not be seen.
     """
 
     def __init__(self) -> None:
@@ -103,7 +104,7 @@ def is_harmless(hook: Any) -> bool:
 
 
 def _modules(network: torch.nn.Module) -> Iterator[torch.nn.Module | None]:
-    """Yield modules as often as they are used: one that is used once more is a change."""
+    """Yield modules as often as they are used: another use of a module is a change."""
     waiting: list[torch.nn.Module | None] = [network]
     known = set[int]()
     while waiting:

@@ -1,9 +1,9 @@
-"""A key-value cache that reads trees: one row per sequence, filled from the left.
+"""A key-value cache that reads trees: each sequence has a row, filled from the left.
 
 Row r holds its committed tokens in columns 0 .. length-1, so a column is a position, and its
-uncommitted nodes behind them in reading order. Committing a path moves its columns together;
-dropping nodes moves nothing. Rows of different length live in one batch: each forward writes every
-row at its own end, and the mask hides what lies behind it.
+uncommitted nodes after them in reading order. Committing a path moves its columns together;
+dropping nodes moves nothing. Rows of different length share a batch: each forward writes every row
+at its own end, and the mask hides the columns after it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ RECORDED_ROOM: Final[dict[str, Any]] = {"growth": 1.5, "least": 512}
 
 @dataclass(slots=True)
 class CacheRow:
-    """One sequence: its number of committed columns, and the nodes behind them."""
+    """A sequence: its number of committed columns, and the nodes after them."""
 
     sequence: int
     length: int = 0
@@ -56,7 +56,7 @@ class _Placement:
     _index: tuple[Tensor, Tensor] | None = None
 
     def index(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        """Return rows and columns, made by the first layer that asks; `None` if all rows start at one column."""
+        """Return rows and columns, made by the first layer; `None` if all rows start together."""
         if self._index is None and len(set(self.starts)) > 1:
             width = self.end - max(self.starts)
             rows = torch.arange(self.rows.start, self.rows.stop, device=device)
@@ -70,7 +70,7 @@ class _Placement:
 
 
 class _Layer(CacheLayerMixin):
-    """Keys and values of one layer, `[rows, heads, columns, head_dim]`."""
+    """Keys and values of a layer, `[rows, heads, columns, head_dim]`."""
 
     is_sliding = False
 
@@ -131,7 +131,7 @@ class TreeCache(Cache):
         growth: Factor of room that is added where it runs out. Programs that were recorded for an
             address are recorded again then.
         least: Columns that a cache with rows keeps, so that short texts move it seldom.
-        spare: Columns behind all texts, in which a program may write for rows that it reads as
+        spare: Columns after all texts, in which a program may write for rows that it reads as
             padding; the number of rows is then a power of two.
 
     Attributes:
@@ -179,7 +179,7 @@ class TreeCache(Cache):
         return sequence in self._index_of
 
     def index(self, sequence: int) -> int:
-        """Return where a row lies; it may move with every forward, and when one is closed."""
+        """Return where a row lies. It may move with every forward, and when a row is closed."""
         return self._index_of[sequence]
 
     def open(self, sequence: int) -> None:
@@ -189,7 +189,7 @@ class TreeCache(Cache):
         self._rows.append(CacheRow(sequence))
 
     def close(self, sequence: int) -> None:
-        """Take a row back; the last one fills the gap, and its old place is cleared."""
+        """Free a row. The last row moves into the gap, and its old place is cleared."""
         index, last = self._index_of.pop(sequence), self._rows.pop()
         end = len(self._rows)
         if last.sequence != sequence:
@@ -251,7 +251,7 @@ class TreeCache(Cache):
     def add(
         self, blocks: Mapping[int, NodeBlock], form: MaskFormat, widths: Sequence[int] = ()
     ) -> tuple[Int64[Tensor, "rows nodes"], Int64[Tensor, "rows nodes"], dict[str, Any]]:
-        """Add nodes behind what their rows hold, and set where the next forward writes them.
+        """Append nodes to their rows, and set where the next forward writes them.
 
         Args:
             blocks: The nodes by sequence.
@@ -366,7 +366,7 @@ class TreeCache(Cache):
         return tuple(slab[:, index, :, start:stop].clone() for slab in self._slabs)
 
     def load(self, sequence: int, kept: Sequence[Sequence[Tensor]]) -> None:
-        """Fill an empty row with copies of `save`, one after the other, and commit them."""
+        """Fill an empty row with copies of `save`, in order, and commit them."""
         index, row, start = self._index_of[sequence], self.row(sequence), 0
         self.place(slice(index, index + 1), (0,), sum(piece[0].shape[2] for piece in kept))
         with torch.inference_mode():
@@ -380,7 +380,7 @@ class TreeCache(Cache):
 
     @property
     def bytes_per_token(self) -> int:
-        """Memory of keys and values of one token."""
+        """Memory of the keys and values of a token."""
         shapes = ((slab.shape[0] * slab.shape[2] * slab.shape[4], slab) for slab in self._slabs)
         return sum(size * slab.element_size() for size, slab in shapes)
 

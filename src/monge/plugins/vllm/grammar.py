@@ -12,7 +12,7 @@ from monge.plugins.vllm.verify import PLACEHOLDER
 
 
 def mend(manager: Any) -> None:
-    """Replace two methods of vLLM's `StructuredOutputManager`, in one object."""
+    """Replace two methods of vLLM's `StructuredOutputManager`, in a single object."""
     for ours in (validate_tokens, grammar_bitmask):
         setattr(manager, ours.__name__, partial(ours, manager))
 

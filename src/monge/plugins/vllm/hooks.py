@@ -164,7 +164,7 @@ def _use_in_scheduler(manager: Any, _: None) -> None:
 
 
 def _compare(theirs: Callable[..., Any], verifier: str, device: torch.device) -> None:
-    """Raise `MongeError` unless two greedy requests, one rejected and one accepted, get the same tokens."""
+    """Raise `MongeError` unless a rejected and an accepted greedy request get the same tokens."""
     logits = torch.eye(4, device=device)[[1, 2, 3, 0, 1]]
     batch = DraftedBatch(
         draft_token_ids=torch.tensor([1, 0, 3, 0, 1], dtype=torch.int32, device=device),

@@ -19,7 +19,7 @@ class EngineSettings:
     """Settings in `additional_config["monge"]`.
 
     Args:
-        verifier: Rule that verifies drafts: vLLM's, or one of this library.
+        verifier: Rule that verifies drafts: vLLM's, or a rule of this library.
         draft_law: Law from which a draft model draws: `request` applies the request's temperature,
             top-k, top-p and seed; `temperature` leaves it to vLLM, which applies the temperature.
 

@@ -1,8 +1,7 @@
 """Verdicts on vLLM's drafts, and the laws from which its draft models draw.
 
-p = target law, q = draft law. vLLM's V1 runner holds the drafted tokens of a batch in one row after
-another; the programs of `monge.verify.functional` take chains side by side. Nothing here waits for
-the device.
+p = target law, q = draft law. vLLM's V1 runner concatenates the drafted tokens of a batch; the
+programs of `monge.verify.functional` take a row for each chain. Nothing here waits for the device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +63,8 @@ def rejection_sample(rule: str, batch: DraftedBatch) -> Int32[Tensor, "batch dep
     """Verify the drafts of a batch.
 
     Greedy requests get the target's most probable tokens. Drafts without a law are verified by the
-    target walk, which is exact for drafts of any origin, also for drawn ones whose law is missing.
+    target walk, which is exact for drafts of any origin, also for drawn drafts whose law is
+    missing.
 
     Args:
         rule: Name of the rule for drawn drafts.
@@ -167,9 +167,9 @@ def draw_draft(
 def expand_batch_to_tokens(
     x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> Tensor:
-    """Return each request's number at each of its tokens, `[tokens]`, with one value replaced.
+    """Return each request's number at each of its tokens, `[tokens]`, with a value replaced.
 
-    Stands for a function of vLLM, whose kernel for CPUs leaves the result uninitialised.
+    Replaces a function of vLLM, whose kernel for CPUs leaves the result uninitialised.
     """
     counts = torch.diff(cu_num_tokens.long(), prepend=cu_num_tokens.new_zeros(1))
     replaced = torch.where(x == replace_from, replace_to, x).to(x.dtype)
@@ -222,7 +222,7 @@ def _request_law(
 def _uniforms(
     generators: Mapping[int, torch.Generator], widths: Sequence[int], device: torch.device
 ) -> Float64[Tensor, "batch uniforms"]:
-    """Uniforms of each request; one with a seed uses as many of its own as its width, whatever is beside it."""
+    """Return uniforms of each request; with a seed, they do not depend on the other requests."""
     uniforms = torch.empty(len(widths), max(widths), dtype=torch.float64, device=device).uniform_()
     for row, generator in generators.items():
         if widths[row]:

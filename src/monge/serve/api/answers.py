@@ -55,7 +55,7 @@ def dumped(value: Any) -> str:  # noqa: ANN401 (any JSON)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """Writes the answer to one request, whole or in chunks.
+    """Writes the answer to a request, whole or in chunks.
 
     Args:
         request: The parsed request.
@@ -133,7 +133,7 @@ class Answers:
         return {"prompt_tokens": prompt, "completion_tokens": shown, "total_tokens": prompt + shown}
 
     def _figures(self, outputs: Sequence[Output]) -> dict[str, Any]:
-        """Return tokens and, if there is one choice, times and the worth of drafting."""
+        """Return tokens and, for a single choice, also times and the worth of drafting."""
         summaries = [output.summary for output in outputs if output.summary is not None]
         usage = self.usage(sum(summary.num_generated_tokens for summary in summaries))
         prompt = {"text_tokens": usage["prompt_tokens"], "audio_tokens": 0, "image_tokens": 0}
@@ -187,7 +187,7 @@ class Answers:
         return [self._traces[index].round(record) for record in output.records]
 
     def _of_prompt(self, index: int, output: Output) -> dict[str, Any]:
-        """Return tokens of a prompt and their log-probabilities, if asked for, as vLLM does."""
+        """Return tokens of a prompt and their log-probabilities, if requested, as vLLM does."""
         fields, body = dict[str, Any](), self.request.body
         if body.return_token_ids:
             fields["prompt_token_ids"] = list(self.request.choices[index].prompt_ids)
@@ -206,7 +206,7 @@ class Answers:
         return f'"{token}":{{"logprob":{_number(logprob)!r},"rank":{rank},"decoded_token":{text}}}'
 
     def _stop_reason(self, output: Output) -> int | str | None:
-        """Return the stop string, or the one of `stop_token_ids`, that ends a completion."""
+        """Return the stop string, or the stop token id, that ends a completion."""
         if output.finish_reason == "stop" and not self.request.hides_completion:
             return output.stop_string
         is_token = output.finish_reason == "eos" and not self.request.hides_completion
@@ -242,7 +242,7 @@ class Answers:
     def _completion_logprobs(
         self, index: int, entries: Sequence[TokenLogprob], echoed: Sequence[int], *, last: bool
     ) -> dict[str, Any]:
-        """Return the lists of `/v1/completions`: one entry a token; offsets are places in the text.
+        """Return the lists of `/v1/completions`, an entry for each token; offsets count characters.
 
         The first token of an echoed prompt has no log-probability.
         """
@@ -326,7 +326,7 @@ def _drawn_numbers(entry: TokenLogprob) -> dict[str, float | None]:
 
 
 def metrics_of(summary: Summary) -> dict[str, Any]:
-    """Return the figures of one completion, in the fields of vLLM's per-request metrics.
+    """Return the figures of a completion, in the fields of vLLM's per-request metrics.
 
     Depth of a tree counts as position, nodes without the root as draft tokens. If nothing can be
     drafted, `speculative_decoding` is `None`.

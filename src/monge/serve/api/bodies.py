@@ -13,13 +13,13 @@ from monge.serve.api.errors import of_validation, refused
 from monge.serve.api.fields import MAX_MESSAGES
 
 MAX_STRINGS: Final = 32 * MAX_MESSAGES
-"""Largest number of names and texts of one body, and of its lists and objects.
+"""Largest number of names and texts of a body, and of its lists and objects.
 
 A message has nine fields, and a part has two.
 """
 
 MAX_ITEMS: Final = 1 << 19
-"""Largest number of items in all lists and objects of one body, mostly token ids."""
+"""Largest number of items in all lists and objects of a body, mostly token ids."""
 
 _FIRST_GAP: Final = float(1 << 53)
 """Above it, a float does not say which integer was written."""
@@ -89,7 +89,7 @@ def _fields(content: bytes) -> Any:  # noqa: ANN401 (any JSON)
 
 
 def _number(text: str) -> float | int:
-    """Return a number; JSON has one type of them, and some clients write 16.0 for 16."""
+    """Return a number; JSON has a single type of numbers, and some clients write 16.0 for 16."""
     value = float(text)
     return int(value) if value.is_integer() and abs(value) < _FIRST_GAP else value
 

@@ -15,10 +15,11 @@ _HEAD: Final = re.compile(
 
 
 class CallReader:
-    """Reads calls out of an answer that comes in pieces; how it is cut makes no difference.
+    """Reads calls out of an answer that comes in chunks; the result does not depend on the chunks.
 
-    A call is given out when it is complete, since until then it may turn out to be text; one that a
-    grammar forces is given out as it comes. Whatever is no call of a known function is text.
+    A call is returned when it is complete, since until then it may turn out to be text. A call that
+    a grammar forces is returned as it comes. Everything else, calls of unknown functions included,
+    is text.
 
     Args:
         use: Which functions may be called, and how.
@@ -39,11 +40,11 @@ class CallReader:
         """Calls that have begun."""
 
     def read(self, text: str, finish: str | None = None) -> tuple[str, list[dict[str, Any]]]:
-        """Return the text and the deltas of calls that a piece adds.
+        """Return the text and the deltas of calls that a chunk adds.
 
         Args:
-            text: The piece.
-            finish: With the last one, why the answer ends.
+            text: The chunk.
+            finish: With the last chunk, why the answer ends.
         """
         self._left += text
         self._content, self._calls = "", []
@@ -72,7 +73,7 @@ class CallReader:
         return self._step != self._call
 
     def _read_call(self, rest: str, finish: str | None) -> bool:
-        """Give out what is certain of a call; false if it is none. A complete one is taken away."""
+        """Add the certain part of a call, if it is a call, and remove it when it is complete."""
         if not rest.startswith("{"):
             return not rest and finish is None
         head = _HEAD.match(rest)

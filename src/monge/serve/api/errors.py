@@ -108,7 +108,7 @@ def of_validation(errors: Iterable[Mapping[str, Any]]) -> ApiError:
     """Return the answer to a body that does not fit the schema; it repeats no values.
 
     Args:
-        errors: Errors of pydantic, at least one. Only the first few different ones are used.
+        errors: Errors of pydantic, not empty. Only the first few different errors are used.
     """
     said: dict[str, Mapping[str, Any]] = {}
     for error in errors:

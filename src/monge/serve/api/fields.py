@@ -33,7 +33,7 @@ MAX_TOOLS: Final = 128
 LABELS: Final = frozenset({"user", "safety_identifier", "prompt_cache_key", "metadata"})
 """Fields that change nothing, and are accepted by strict servers, too."""
 MOST_SHOWN: Final = 5
-"""Errors of one body that are spelled out."""
+"""Most errors of a body that an answer spells out."""
 
 Info = Any
 """Pydantic's `ValidationInfo`, a protocol that cannot be checked at run time."""
@@ -58,7 +58,7 @@ def is_text(value: object) -> TypeGuard[str]:
 
 
 def _prompt(value: object) -> tuple[str | tuple[int, ...], ...]:
-    """Turn one prompt or several, each text or token ids, into a list."""
+    """Return prompts as a tuple; each is text or token ids."""
     if is_text(value):
         return (value,)
     if not isinstance(value, list) or not value:
@@ -87,7 +87,7 @@ def _token_ids(value: object) -> tuple[int, ...]:
 
 
 def _stop(value: object) -> tuple[str, ...]:
-    """Turn no stop string, one, or several into a tuple."""
+    """Return stop strings as a tuple."""
     several: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     if len(several) > MAX_STOPS:
         raise ValueError(f"at most {MAX_STOPS} stop strings; got {len(several)}")
@@ -99,7 +99,7 @@ def _stop(value: object) -> tuple[str, ...]:
 
 
 def few(most: int, least: int | None = None) -> tuple[Any, BeforeValidator]:
-    """Bound a list or an object; one with too many items is refused before any item is checked."""
+    """Bound a list or an object. If it has too many items, it is refused before any is checked."""
 
     def check(value: Any) -> Any:  # noqa: ANN401 (any JSON)
         if isinstance(value, list | dict) and len(value) > most:
@@ -187,11 +187,11 @@ FEW_MESSAGES: Final = Field(fail_fast=True), BeforeValidator(_few_parts), *few(M
 
 
 def neutral(why: str, *values: JsonValue) -> Any:  # noqa: ANN401 (as pydantic's own `Field`)
-    """Return a field that is accepted if it asks for nothing, and refused otherwise.
+    """Return a field that is accepted only with a value that changes nothing.
 
     Args:
         why: Reason of the refusal.
-        values: Values that ask for nothing, beside null.
+        values: Values that change nothing, beside null.
     """
     return Field(
         default=None,
@@ -217,8 +217,8 @@ def optional(description: str | None = None, **bounds: Any) -> Any:  # noqa: ANN
 class Strict(BaseModel):
     """Refuses unknown fields, conversions ("1" is no number) and NaN.
 
-    The context of a validation is a set that gets the names of ignored fields; without one, they
-    are refused.
+    The context of a validation is a set that gets the names of ignored fields. Without a context,
+    unknown fields are refused.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
@@ -226,9 +226,9 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _few_unknown(cls, sent: Any, info: Info) -> Any:  # noqa: ANN401 (any JSON)
-        """Leave out unknown fields beyond the first few: every one would become an error.
+        """Leave out unknown fields beyond the first few: each of them would become an error.
 
-        Objects of clients have fields of later versions, which are null: they ask for nothing.
+        Clients of later versions send new fields as null; these are left out too.
         """
         if isinstance(sent, dict) and info.context is not None:
             fields = cls.model_fields
@@ -291,7 +291,7 @@ _CONFLICTS: Final[dict[str, Callable[[Any, dict[str, Any]], Any]]] = {
         and "differs from max_completion_tokens; send one of them"
     ),
 }
-"""Reasons why a field does not fit an earlier one; one that was refused for itself is absent."""
+"""Reasons why a field does not fit an earlier field; fields refused already are absent."""
 
 
 def _names_of(tools: Any) -> set[str]:  # noqa: ANN401 (of chats, or of responses)

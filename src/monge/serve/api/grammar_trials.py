@@ -1,4 +1,4 @@
-"""Grammars of clients are compiled apart first, so that one that takes too much harms its client only."""
+"""Compile grammars of clients in another process first, so that each harms only its client."""
 
 import asyncio
 import json
@@ -26,10 +26,10 @@ _TOO_MUCH: Final = (
 
 
 class GrammarTrials:
-    """Compiles grammars in another process, and those that passed there in this one.
+    """Compiles grammars in another process, and those that passed there in this process.
 
-    Compiled grammars cannot be passed on between processes. What passed within the limits takes as
-    much here, in a thread that does not hold the interpreter.
+    Compiled grammars cannot be passed between processes. A grammar that passed within the limits
+    takes as much here, in a thread that does not hold the interpreter lock.
 
     Args:
         compiler: Compiles and keeps them.
@@ -45,8 +45,8 @@ class GrammarTrials:
     async def compile(self, grammar: Grammar, client: str) -> None:
         """Compile a grammar, which the compiler then keeps.
 
-        There is one at a time, so that many take no more memory than one. Those of a client wait for
-        each other first, so that they take every second turn at most.
+        Only one grammar is compiled at a time, which bounds the memory. Grammars of a client wait
+        for each other first, so a client gets at most every second turn.
 
         Raises:
             OptionError: If the grammar cannot be compiled within the limits.

@@ -60,18 +60,18 @@ class UntriedGrammar(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest:
-    """A body with the requests of the engine that it asks for.
+    """A body and its requests of the engine.
 
     Args:
         body: The checked body, without its prompt or its messages.
         original: The body of `/v1/responses` that `body` was made from, without its input.
         response_id: The `id` of the answer.
         created: Seconds since the epoch.
-        choices: One request of the engine per choice: all choices of the first prompt, then those
-            of the second, and so on.
+        choices: A request of the engine for each choice: all choices of the first prompt, then
+            those of the second, and so on.
         echoes: The text of the prompt for each choice, if it is repeated before the completion;
             else empty.
-        tools: The functions that may be called, if there are some.
+        tools: The functions that may be called, if any.
     """
 
     body: CompletionRequest | ChatRequest
@@ -89,7 +89,7 @@ class ParsedRequest:
 
     @property
     def hides_completion(self) -> bool:
-        """True if the request only scores its prompt: it generates one token, which is hidden."""
+        """True if the request only scores its prompt: it generates a token, which is hidden."""
         return self.body.max_tokens == 0
 
     @property
@@ -259,7 +259,7 @@ class RequestParser:
         """Refuse the name of another model.
 
         Raises:
-            ApiError: If it is one.
+            ApiError: If `name` is another model.
         """
         served = self._options.served_model_name
         if name not in {None, served}:
@@ -380,7 +380,7 @@ class RequestParser:
         logprobs: int | None,
         is_echoed: bool,
     ) -> list[Request]:
-        """Return one request for each prompt."""
+        """Return a request for each prompt."""
         wanted = body.speculation
         drafting = wanted if isinstance(wanted, SpeculationOptions) else SpeculationOptions()
         offered, name = self._decoder.components.controllers, drafting.controller

@@ -19,7 +19,7 @@ _STUCK_S: Final = 10.0
 
 
 def run_in_daemon(work: Callable[[], Result], name: str) -> Future[Result]:
-    """Do some work in a thread of its own, for which the interpreter does not wait when it ends."""
+    """Run a function in a new thread, for which the interpreter does not wait when it ends."""
     future = Future[Result]()
 
     def run() -> None:
@@ -34,14 +34,14 @@ def run_in_daemon(work: Callable[[], Result], name: str) -> Future[Result]:
 
 
 class RequestWorker:
-    """Runs one piece of work at a time in a thread, in order of arrival.
+    """Runs functions in a single thread, in order of arrival.
 
-    There is one thread at a time because tokenizers are not thread-safe, and because the event loop then
-    waits for at most one C call that holds the interpreter lock.
+    A single thread, since tokenizers are not thread-safe, and since the event loop then waits for
+    at most one C call that holds the interpreter lock.
 
     Args:
         name: Of the thread.
-        max_waiting: Pieces that may wait or run; `None` for no limit.
+        max_waiting: Functions that may wait or run; `None` for no limit.
     """
 
     def __init__(self, name: str, max_waiting: int | None = None) -> None:
@@ -50,7 +50,7 @@ class RequestWorker:
 
     @property
     def is_stuck(self) -> bool:
-        """True while the thread works at one piece for longer than any should take."""
+        """True while the thread runs a function for longer than any should take."""
         return self._turn.locked() and time.monotonic() - self._began > _STUCK_S
 
     async def do(self, work: Callable[[], Result]) -> Result:

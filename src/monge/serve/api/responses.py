@@ -16,7 +16,7 @@ class _Item:
     """A message or a call in a response.
 
     Args:
-        fields: Its fields, beside the ones that change.
+        fields: Its fields, without those that change.
         place: Its number.
         status: `in_progress`, `completed` or `incomplete`.
         pieces: Its text, or its arguments, so far.
@@ -51,7 +51,7 @@ class _Item:
 class ResponseAnswers(Answers):
     """Writes the answer to `POST /v1/responses`, whole or as events.
 
-    It has one message, unless it is calls and nothing else, and an item for each call.
+    It has a message, unless it is only calls, and an item for each call.
     """
 
     _items: list[_Item] = field(default_factory=list[_Item], init=False)
@@ -122,7 +122,7 @@ class ResponseAnswers(Answers):
         return self._begun(id=name, type="message", role="assistant")
 
     def _call(self, function: dict[str, str], **call: Any) -> list[dict[str, Any]]:
-        """Return the events of a delta of a call; the first one has the name of the function."""
+        """Return the events of a delta of a call; the first event has the name of the function."""
         events = list[dict[str, Any]]()
         if "name" in function:
             for item in self._items:

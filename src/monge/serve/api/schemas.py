@@ -53,7 +53,7 @@ Asked = Literal["default", "options", "off"]
 
 
 class SpeculationOptions(Strict):
-    """Options of drafting for one request, within those of the server."""
+    """Options of drafting for a request, within those of the server."""
 
     max_depth: DraftSize | None = optional("Most tokens along a path; 0 is none.")
     max_nodes: DraftSize | None = optional("Most tokens on all paths; 0 is none.")
@@ -101,7 +101,7 @@ class ResponseFormat(Strict):
 
 
 class StructuredOutputs(Strict):
-    """Forms of a completion, as vLLM names them; a request sends one of the first five fields."""
+    """Forms of a completion, as vLLM names them; a request sends exactly one of the first five."""
 
     value: dict[str, Any] | str | None = Field(default=None, alias="json", description="A schema.")
     regex: str | None = None
@@ -171,7 +171,8 @@ class SamplingRequest(create_model("_Sampling", __base__=Strict, **_SAME)):
         """The grammar of the completion.
 
         Raises:
-            OptionError: If it is asked for twice, in no way, or in a malformed one.
+            OptionError: If the request sends two grammars, a malformed grammar, or
+                `structured_outputs` without a grammar.
         """
         form, outputs = self.response_format, self.structured_outputs
         if form is not None and form.type != "text":

@@ -29,8 +29,8 @@ _HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 class Outputs:
     """Submits a request, and iterates over the outputs of its choices with their index.
 
-    Outputs are buffered until they are read, at most one per generated token, so a slow reader
-    blocks nobody.
+    Outputs are buffered until they are read, at most one per generated token, so a slow reader does
+    not block other requests.
 
     Args:
         request: The request.
@@ -56,7 +56,7 @@ class Outputs:
         self._scheduler.cancel(self._ids)
 
     async def whole(self) -> list[Output]:
-        """Return all outputs of each choice in one."""
+        """Return all outputs of each choice, joined into a single output."""
         parts: list[list[Output]] = [[] for _ in self._ids]
         async for index, output in self:
             parts[index].append(output)

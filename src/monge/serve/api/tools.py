@@ -104,7 +104,7 @@ class CallFormat:
 
 
 def call_format(chat: ChatFormat, end_ids: Collection[int]) -> CallFormat:
-    """Return how calls stand in answers, by what the template of a chat makes of one.
+    """Return the format of calls in answers, found from a call that the chat template writes.
 
     Args:
         chat: The format of conversations.
@@ -158,7 +158,7 @@ def _learnt(chat: TemplateFormat) -> dict[str, Any]:
 
 
 def _written(chat: TemplateFormat, turns: Sequence[Message], tool: Tool) -> str:
-    """Return what a template writes, which is nothing if it has no place for one of the turns."""
+    """Return the text that a template writes, or "" if a turn has no place in it."""
     try:
         return chat.written(turns, tools=[tool])
     except OptionError:
@@ -172,7 +172,7 @@ class ToolUse:
     Args:
         form: How calls stand in the text.
         functions: The functions.
-        is_required: Whether the answer is calls and nothing else.
+        is_required: Whether the answer is only calls.
         is_single: Whether there is at most one call.
         answer: Grammar of an answer that is no call, a JSON schema.
     """
@@ -218,7 +218,7 @@ class ToolUse:
         return Grammar.ebnf("\n".join([f"start: {start}", *rules]))
 
     def _among_text(self, called: str, begin: str) -> list[str]:
-        """Return the first rule, and further ones, of free text that may hold calls."""
+        """Return the rules of free text that may hold calls, the start rule first."""
         form, text = self.form, r"TEXT: /(.|\n)+/"
         # No text has added tokens, so they are named: all but the one that begins calls.
         numbers = sorted(number for name, number in form.added.items() if name != form.begin)
@@ -259,7 +259,7 @@ def _dumped(value: object) -> str:
 
 
 def json_value(text: str, start: int) -> tuple[Any, int]:
-    """Return the JSON value at a place and where it ends; -1 if there is none, or a part of one."""
+    """Return the JSON value at a place and where it ends; -1 if there is no complete value."""
     try:
         return _JSON.raw_decode(text, start)
     except (ValueError, RecursionError):

@@ -81,7 +81,7 @@ _BODIES: Final = {
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
-"""Body of a request to each path that takes one."""
+"""Class of the request body for each path that takes a body."""
 
 
 class _Described(FastAPI):
@@ -102,12 +102,12 @@ def create_app(
     *,
     metrics: ServerMetrics | None = None,
 ) -> FastAPI:
-    """Return the OpenAI-compatible application over one decoder; its scheduler starts and ends with it.
+    """Return the OpenAI-compatible application of a decoder; its scheduler starts and ends with it.
 
     Args:
         decoder: The decoder.
         options: Options of the server. Those of the process, such as `host`, are not read.
-        metrics: Metrics of the server; `None` for new ones.
+        metrics: Metrics of the server; `None` makes new metrics.
 
     Returns:
         The application. `app.state.snapshot()` returns the state of its scheduler,
@@ -223,7 +223,7 @@ async def _watch(scheduler: Scheduler) -> None:
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Give every error one shape; one that is not the client's fault is logged under the request's id."""
+    """Give every error the same shape. Errors of the server are logged under the request's id."""
 
     async def expected(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):

@@ -48,7 +48,7 @@ class ConnectionLimits:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of file descriptors to the hard one, as far as connections need it."""
+    """Raise the soft limit of file descriptors as connections need, at most to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 4 * _MOST if hard == resource.RLIM_INFINITY else min(hard, 4 * _MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -99,9 +99,9 @@ class _Parser(h11.Connection):
 class Connection(H11Protocol):
     """An HTTP/1.1 connection that is closed if its client takes too long.
 
-    uvicorn bounds only the time between two requests. If too many connections are open, the one
-    that has kept the server waiting for a request the longest is closed. If all of them are served,
-    a further one gets a 503, except for monitoring.
+    uvicorn bounds only the time between two requests. If too many connections are open, the server
+    closes the connection whose request it has awaited longest. If all of them are being served, a
+    further connection gets a 503, except for monitoring.
 
     Args:
         limits: Bounds of all connections.

@@ -18,8 +18,8 @@ from monge.serve.observe.logs import REQUESTS
 from monge.serve.observe.metrics import ServerMetrics
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/metrics", "/version", *FILES})
-"""Paths for monitoring, and the page. If there are keys, all other paths need one, unknown paths
-included."""
+"""Paths for monitoring, and the page. If the server has keys, all other paths need a key, unknown
+paths included."""
 
 _HEADER_BYTES: Final = 4096
 _FREE_BYTES: Final = 1 << 16
@@ -44,7 +44,7 @@ class Gate:
     rebinding). Its scripts can then reach a server on loopback, but they cannot hide the name.
 
     Args:
-        app: The application behind it.
+        app: The application that it wraps.
         keys: Returns names and keys; without keys, none is needed.
         hosts: Allowed names and addresses, without ports, IPv6 in brackets. If empty, any.
         metrics: Counts answers and tokens.
@@ -138,14 +138,14 @@ class Gate:
 class BoundedBodies:
     """Reads the whole body first, and refuses it if it is too large or too slow.
 
-    The application takes the body out of `scope["state"]["body"]`, so that nobody else holds it, and
-    calls `scope["state"]["release_body"]()` when it holds it no more.
+    The application pops the body from `scope["state"]["body"]`, so that it has the only reference,
+    and calls `scope["state"]["release_body"]()` when it has dropped it.
 
     Args:
-        app: The application behind it.
+        app: The application that it wraps.
         max_bytes: Largest body.
         max_held_bytes: Bytes of all bodies that are held at a time; the first 64 KiB of each do not
-            count, so that large ones do not keep others out.
+            count, so that large bodies do not keep small bodies out.
         timeout_s: Seconds until the body must be complete.
     """
 
@@ -164,7 +164,7 @@ class BoundedBodies:
         num_counted = 0
 
         def hold(size: int) -> bool:
-            """Count a body of this size, and return whether it is a large one; 0 counts it no more."""
+            """Count a body of this size, and return whether it is large; 0 stops counting it."""
             nonlocal num_counted
             before, num_counted = num_counted, max(0, size - _FREE_BYTES)
             self._num_held_bytes += num_counted - before

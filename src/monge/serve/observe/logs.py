@@ -39,7 +39,7 @@ def log_config_of(form: str, *, logs_requests: bool) -> dict[str, Any]:
 
 
 class TextFormatter(logging.Formatter):
-    """Writes the fields of a record behind its message, as `name=value`."""
+    """Writes the fields of a record after its message, as `name=value`."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields = (f"{name}={value}" for name, value in vars(record).get("fields", {}).items())
@@ -47,7 +47,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes a record as one JSON object, with its fields among the others."""
+    """Writes a record as a JSON object; fields of the record stand beside the usual fields."""
 
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"

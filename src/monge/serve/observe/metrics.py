@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: with vLLM's name if vLLM has one, else with the prefix `monge:`."""
+"""Metrics for Prometheus, named as in vLLM; metrics that vLLM lacks have the prefix `monge:`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
@@ -77,11 +77,11 @@ _BY_CONTROLLER: Final = {
 
 
 class ServerMetrics:
-    """All metrics of one server, in its own registry.
+    """All metrics of a server, in its own registry.
 
     Args:
         model_name: Label of the metrics; without blanks.
-        engine: Label of the metrics that distinguishes servers of one model; without blanks.
+        engine: Label of the metrics that distinguishes servers of the same model; without blanks.
         gather: Adds the metrics of other servers.
     """
 
@@ -119,11 +119,11 @@ class ServerMetrics:
             self._asked.labels(*self._labels, form)
 
     def observe(self, measure: str, value: float | int) -> None:
-        """Record one observation; this is the sink of the scheduler."""
+        """Record an observation; this is the sink of the scheduler."""
         self._histograms[measure].observe(value)
 
     def count_answer(self, endpoint: str, status: int, code: str, key: str) -> None:
-        """Count one HTTP answer."""
+        """Count an HTTP answer."""
         self._answers.labels(self._labels[0], endpoint, str(status), code, key).inc()
 
     def count_tokens(self, key: str, figures: Mapping[str, Any]) -> None:
@@ -133,12 +133,12 @@ class ServerMetrics:
                 self._tokens.labels(*self._labels, key, kind).inc(number)
 
     def count_request(self, asked: Asked, controller: str) -> None:
-        """Count one accepted request."""
+        """Count an accepted request."""
         self._asked.labels(*self._labels, asked).inc()
         self._planning.labels(*self._labels, controller).inc()
 
     def watch(self, snapshot: Callable[[], Snapshot], backend: str) -> None:
-        """Read counters and gauges from a scheduler at each scrape, all from one snapshot; name its backend."""
+        """Read counters and gauges from a snapshot at each scrape; name the backend."""
         self._model.labels(*self._labels, backend).set(1)
         for controller in snapshot().by_controller:
             self._planning.labels(*self._labels, controller)

@@ -1,4 +1,4 @@
-"""One generation in the scheduler, and the results that it gives: outputs, a summary, figures of speculation."""
+"""A generation in the scheduler, and its results: outputs, a summary, figures of speculation."""
 
 import math
 import threading
@@ -34,10 +34,10 @@ class SchedulerClosedError(MongeError, RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """Figures of speculation, of one generation or of all.
+    """Figures of speculation, of a generation or of all.
 
-    A round without candidates is not a draft, nor is one of tokens that a grammar forces. Accepted
-    tokens behind a stop string count as accepted.
+    A round without candidates does not count as a draft, nor does a round whose tokens a grammar
+    forces. Accepted tokens after a stop string count as accepted.
 
     Args:
         num_rounds: Target forwards after the prompt.
@@ -51,7 +51,7 @@ class Speculation:
     acceptance_histogram: tuple[int, ...] = (0,)
 
     def add(self, record: StepRecord) -> "Speculation":
-        """Return the figures with one more round of one request."""
+        """Return the figures with a further round of a request."""
         if record.drafter == FORCED:
             return replace(self, num_rounds=self.num_rounds + 1)
         histogram = list(self.acceptance_histogram)
@@ -114,16 +114,16 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """New tokens and text of a generation: those of one round, or all of them.
+    """New tokens and text of a generation: those of a round, or all of them.
 
     Args:
         text: New text; incomplete characters and possible stop strings are held back.
-        token_ids: New tokens: accepted ones, then the correction or bonus token.
-        logprobs: One entry per token, if requested.
-        prompt_logprobs: In the first output, if requested: one entry per prompt token from the
+        token_ids: New tokens: the accepted tokens, then the correction or bonus token.
+        logprobs: An entry for each token, if requested.
+        prompt_logprobs: In the first output, if requested: an entry for each prompt token from the
             second on.
         finish_reason: Set in the last output.
-        stop_string: In the last output, the stop string that ends the text, if one does.
+        stop_string: In the last output, the stop string that ends the text, or `None`.
         summary: Set in the last output.
         records: Records of its rounds, if the request keeps their trees.
     """
@@ -183,14 +183,14 @@ class Generation:
         return len(request.prompt_ids) + request.max_new_tokens
 
     def send(self, output: Output) -> None:
-        """Pass an output to the client. Those after the last one are dropped."""
+        """Pass an output to the client. Outputs after the last are dropped."""
         with self._lock:
             if not self._is_complete:
                 self._is_complete = output.finish_reason is not None
                 self.put(output)
 
     def advance(self) -> tuple[Output, StepRecord | None]:
-        """Return what the last round added, and the round's record if there is one."""
+        """Return the output of the last round, and the round's record or `None`."""
         now, session = time.perf_counter(), self.session
         has_scores = self.num_sent == 0 and session.request.prompt_logprobs is not None
         token_ids = session.completion_ids[self.num_sent :]

@@ -1,4 +1,4 @@
-"""Continuous batching: generations join and leave the rounds of one decoding thread."""
+"""Continuous batching: generations join and leave the rounds of a decoding thread."""
 
 import logging
 import math
@@ -71,11 +71,11 @@ class Snapshot:
             everything fails. `None` if all is well.
         num_prompt_tokens: Prompt tokens since the start.
         num_cached_tokens: Those of them that the prefix cache had.
-        has_prefix_cache: Whether there is one.
+        has_prefix_cache: Whether the target has a prefix cache.
         num_generated_tokens: Tokens generated since the start.
         finished: Generations ended since the start, by reason.
         speculation: Of all rounds since the start.
-        by_controller: The same by controller; `none` for rounds without one.
+        by_controller: The same by controller; `none` for rounds without a controller.
     """
 
     num_running: int
@@ -101,13 +101,13 @@ class Snapshot:
 
 
 class Scheduler:
-    """Decodes generations in one thread, which is the only thread that runs the networks.
+    """Decodes generations in a thread, which is the only thread that runs the networks.
 
     Between two rounds, three things happen. Generations that ended, were cancelled or passed their
     deadline leave. Waiting generations join if the batch and the caches have room for their longest
-    completion; clients take turns. One chunk of the new prompts is read.
+    completion; clients take turns. A chunk of the new prompts is read.
 
-    An error of one generation (in a processor, in the drafter, or NaN logits) ends only that
+    An error of a generation (in a processor, in the drafter, or NaN logits) ends only that
     generation. The others get the text that they would get alone, unless the controller depends on
     the batch or on clocks.
 
@@ -182,10 +182,10 @@ class Scheduler:
         client: str = "",
         deadline_s: float | int = math.inf,
     ) -> list[int]:
-        """Queue the generations of one client request, all or none. Any thread may call this.
+        """Queue the generations of a client request, all or none. Any thread may call this.
 
         Args:
-            requests: One request for each generation.
+            requests: A request for each generation.
             put: Receives the place of a request and an output of it, from any thread. It must not
                 block; the last output has a `finish_reason`.
             arrived: Arrival on the clock of `time.perf_counter`, from which deadlines and queue
@@ -200,7 +200,7 @@ class Scheduler:
             SchedulerClosedError: If the scheduler is closed.
             QueueFullError: If too many requests wait.
             ContextLengthError: If a generation cannot fit the context of a model or the caches.
-            OptionError: If one cannot be honoured.
+            OptionError: If a request cannot be honoured.
         """
         with self._changed:  # before any session is made
             self._check_queue()
@@ -458,7 +458,7 @@ class Scheduler:
         return output
 
     def _start_over(self, error: Exception) -> None:
-        """End all generations of a failed round; waiting ones get a new batch."""
+        """End all generations of a failed round; waiting generations get a new batch."""
         batch, self._batch = self._batch, self._new_batch()
         for entry in list(self._running.values()):
             self._end(entry, "error", error)

@@ -4,9 +4,9 @@ from monge.serve.scheduling.generation import Generation
 
 
 class WaitingQueue:
-    """Waiting generations: clients take turns, and so do the requests of one client.
+    """Waiting generations: clients take turns, and so do the requests of a client.
 
-    A turn is one generation, so that a request with many choices delays others by one at a time.
+    A turn is a single generation, so a request with many choices delays others only turn by turn.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class WaitingQueue:
         return sum(map(len, self._clients.values()))
 
     def add(self, entry: Generation) -> None:
-        """Append a generation to its request, which waits behind the others of its client."""
+        """Append a generation to its request, which waits for earlier requests of its client."""
         requests = self._clients.setdefault(entry.client, {})
         requests.setdefault(entry.group_id, {})[entry.request_id] = entry
         self.entries[entry.request_id] = entry
