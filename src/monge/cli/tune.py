@@ -244,5 +244,11 @@ def _recommended(settings: Mapping[str, str], loading: Mapping[str, Any]) -> dic
 
 def _flags(settings: Mapping[str, Any]) -> str:
     return "".join(
-        f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in settings.items()
+        f" --{name.replace('_', '-')} {_quoted(str(value))}" for name, value in settings.items()
     )
+
+
+def _quoted(text: str) -> str:
+    """A word for a shell, in double quotes where it has single ones."""
+    is_plain = "'" in text and not set(text) & set('"$`\\!')
+    return f'"{text}"' if is_plain else shlex.quote(text)
