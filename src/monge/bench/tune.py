@@ -41,7 +41,7 @@ _CONTROLLERS: Final = (ADAPTIVE, *(f"fixed(max_depth={depth})" for depth in (1, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What the arms decode.
+    """The prompts that all arms decode, and under which settings.
 
     Args:
         prompts: Token ids of the prompts.
@@ -159,12 +159,12 @@ def lengths(
     pair: Pair, plain: Arm, work: Workload, *, on_text: Callable[[], None] = lambda: None
 ) -> list[int]:
     """Return the tokens that plain decoding writes for every prompt; `on_text` is called after each."""
-    lengths: list[int] = []
+    counts: list[int] = []
     for text in range(len(work.prompts)):
         (token_ids,) = plain.decode(pair, work.call(text)).token_ids
-        lengths.append(len(token_ids))
+        counts.append(len(token_ids))
         on_text()
-    return lengths
+    return counts
 
 
 def search(

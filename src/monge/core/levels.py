@@ -147,7 +147,9 @@ def draw_levels(given: LevelDraws, read: ReadLevel) -> DrawnLevels:
             probs = probs_under(given.rules, logits)
             laws.append(probs)
             positions = given.uniforms[:, first : first + size].reshape(-1, width)
-            drawn = shape.kind.draw_rows(probs.flatten(0, 1), positions).view(len(logits), size)
+            draw = shape.kind.draw_rows
+            assert draw is not None, "`LevelTree.shape` asks first"
+            drawn = draw(probs.flatten(0, 1), positions).view(len(logits), size)
         drawn = named_tokens(drawn, draft_ids)
         token_ids.append(drawn)
         first += size

@@ -6,7 +6,7 @@ so the same class declares and draws: `Proposal.draw` draws the children of a no
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -19,33 +19,25 @@ from monge.core.law import Law
 from monge.core.quantiles import independent, without_replacement
 
 Entry = TypeVar("Entry")
+DrawRows = Callable[
+    [Float64[Tensor, "nodes vocab"], Float64[Tensor, "nodes width"]], Int64[Tensor, "nodes width"]
+]
+"""Draws tokens from laws at positions in [0, 1)."""
 
 
 class Proposal(ABC):
     """A draft law and the way in which children are drawn from it.
 
     Attributes:
-        has_rows: True if a kind has `draw_rows`, and is made of a law and a width.
+        draw_rows: Draws what `draw` draws, up to rounding of running sums, at many nodes. It takes
+            their laws, `[nodes, vocab]`, and uniforms, `[nodes, width]`, in the order in which `draw`
+            takes them. It returns tokens, `[nodes, width]`; -1 where a law is not finite, or has no
+            token left. `None` for a kind that is not made of a law and a width.
         may_repeat: True if a token can be drawn twice.
     """
 
-    has_rows: ClassVar[bool] = False
+    draw_rows: ClassVar[DrawRows | None] = None
     may_repeat: ClassVar[bool] = True
-
-    @staticmethod
-    def draw_rows(
-        probs: Float64[Tensor, "nodes vocab"], positions: Float64[Tensor, "nodes width"]
-    ) -> Int64[Tensor, "nodes width"]:
-        """Return what `draw` draws at many nodes from these uniforms, up to rounding of running sums.
-
-        Args:
-            probs: Their laws.
-            positions: A uniform per draw, in the order in which `draw` takes them.
-
-        Returns:
-            Tokens; -1 where a law is not finite, or has no token left.
-        """
-        raise NotImplementedError("only objects draw this kind of children")
 
     @abstractmethod
     def draw(self, draws: Draws) -> tuple[int, ...]:
@@ -82,7 +74,6 @@ class Iid(Proposal):
     def __post_init__(self) -> None:
         check_width("Iid", self.width)
 
-    has_rows = True
     draw_rows = staticmethod(independent)
 
     def draw(self, draws: Draws) -> tuple[int, ...]:
@@ -134,7 +125,6 @@ class WithoutReplacement(Proposal):
     def __post_init__(self) -> None:
         check_width("WithoutReplacement", self.width)
 
-    has_rows = True
     may_repeat = False
     draw_rows = staticmethod(without_replacement)
 

@@ -98,6 +98,8 @@ def _key(level: Level) -> Hashable | None:
 def _drawn(levels: Sequence[Level], logits: Sequence[Tensor]) -> Iterator[DrawnLevel | None]:
     builder = levels[0].builder
     assert isinstance(builder, LevelTree), "`_key` asks first"
+    draw = builder.kind.draw_rows
+    assert draw is not None, "`_key` asks first"
     width = builder.level_widths[levels[0].tree.depths[levels[0].frontier[0]]]
     counts = [builder.served(level.tree, level.frontier, level.plan) for level in levels]
     served = torch.cat([rows[:num] for rows, num in zip(logits, counts, strict=True)])
@@ -112,7 +114,7 @@ def _drawn(levels: Sequence[Level], logits: Sequence[Tensor]) -> Iterator[DrawnL
     positions = torch.tensor(uniforms, dtype=torch.float64).reshape(-1, width)
     positions = positions.to(probs.device, non_blocking=True)
     # The only number of the level that the host waits for.
-    tokens: list[list[int]] = builder.kind.draw_rows(probs, positions).tolist()
+    tokens: list[list[int]] = draw(probs, positions).tolist()
     laws, start = list(map(trusted_law, probs)), 0
     for level, num in zip(levels, counts, strict=True):
         children = tokens[start : start + num]

@@ -61,7 +61,7 @@ class TokenTexts:
         return [numbers[token] for token in token_ids]
 
     def is_skipped(self, token_id: int) -> bool:
-        """Whether the text leaves the token out, since it is special."""
+        """Return whether the text leaves a token out because it is special."""
         return token_id in self._skipped
 
     def _name(self, token_id: int) -> str:
@@ -110,7 +110,7 @@ class TokenTexts:
 
 
 class PlacedTexts:
-    """What each token of a sequence adds to its text, in order.
+    """Splits the text of a sequence into the parts that its tokens add, in order.
 
     Args:
         texts: Gives special tokens, which add nothing, their spelled text.

@@ -37,7 +37,7 @@ class LevelTree(TreeBuilder):
     @property
     def has_rows(self) -> bool:
         """True if the children of many nodes can be drawn as tensors; see `Proposal.draw_rows`."""
-        return self.kind.has_rows and type(self).expand == LevelTree.expand
+        return self.kind.draw_rows is not None and type(self).expand == LevelTree.expand
 
     @property
     def limits(self) -> TreeLimits:
