@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lab.acceptance.given_candidates import OptimalGivenCandidates
 from monge.backends.cpu.law_masses import load_law_masses
-from monge.core import lazy_laws
+from monge.core import lazy_laws, sampling_rules
 from monge.core import top_p as top_p_module
 from monge.core.draws import TapeDraws
 from monge.core.errors import LawError
@@ -542,3 +542,12 @@ def test_a_wrong_excess_is_noticed(rule, kind, widths, monkeypatch) -> None:
     for name in ("masses", "excess"):
         monkeypatch.setitem(lazy_laws._KERNELS, name, partial(halved, lazy_laws._KERNELS[name]))
     assert law_error_of(rule, kind, widths) > 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tokens_of_almost_no_mass_are_left_out_where_a_rule_is_in_force(dtype):
+    logits = torch.tensor([0.0, -690.0, -692.0], dtype=dtype)  # 2e-300 and 3e-301 times the largest
+    law = law_from_logits(logits, SamplingRules(min_p=5e-324)).sparse()
+    assert law.token_ids.tolist() == [0, 1]
+    probs = sampling_rules.probs_from_logits(logits[None, None], min_p=5e-324)
+    assert probs.nonzero()[:, 2].tolist() == [0, 1]
