@@ -585,7 +585,7 @@ def test_chains_behind_logits_of_another_type_are_left_to_levels():
         torch.tensor([4]),
         LevelShape(widths=(1, 1), kind=Iid),
     )
-    chain = ChainGraph(pretend.Rerun(), lambda *_: torch.zeros(1, 1, 7), starts, "plain", None)
+    chain = ChainGraph(pretend.Rerun(), lambda *_: torch.zeros(1, 1, 7), starts, "sampled", None)
     uniforms = torch.zeros(1, 2, dtype=torch.float64)
     for dtype, is_drawn in ((torch.float32, True), (torch.float64, False)):
         given = LevelDraws(torch.zeros(1, 1, 7, dtype=dtype), uniforms, shape, [SamplingRules()])
@@ -601,7 +601,7 @@ def test_chains_write_over_no_other_text():
         return torch.zeros(4, 1, 7)
 
     shape = LevelShape(widths=(1, 1, 1), kind=Iid)
-    chain = ChainGraph(pretend.Rerun(), read, starts, "plain", None)
+    chain = ChainGraph(pretend.Rerun(), read, starts, "sampled", None)
     for rows, lengths in ((slice(0, 3), (5, 6, 7)), (slice(2, 4), (9, 4)), (slice(1, 2), (8,))):
         seen.clear()
         count = len(lengths)

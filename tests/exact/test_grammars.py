@@ -11,7 +11,7 @@ from monge.api import make_components
 from monge.core.context import Context
 from monge.core.errors import GrammarError, NonFiniteLogitsError
 from monge.core.grammar import Grammar
-from monge.core.sampling_rules import SamplingRules, law_from_logits, probs_of_all
+from monge.core.sampling_rules import SamplingRules, law_from_logits, probs_from_logits, rule_rows
 from monge.core.tree import fixed_chain
 from monge.engine import drafting
 from monge.engine.grammar import FORCED, GrammarCompiler, GrammarState
@@ -180,7 +180,8 @@ def test_a_node_where_the_grammar_ends_in_nothing_fails_where_it_is_asked_alone(
     )
     laws = NodeLaws(torch.zeros(2, SIZE), fixed_chain(0, (1,)), context, (), state)
     assert (laws[0].prob(0), laws[0].prob(1), laws[0].prob(2)) == (0.5, 0.5, 0)
-    assert probs_of_all(laws.rules, laws.scores[None])[0, 1].isnan().all()
+    rows = rule_rows([laws.rules], laws.scores)
+    assert probs_from_logits(laws.scores[None], rows)[0, 1].isnan().all()
     with pytest.raises(GrammarError, match="no token can come next"):
         laws[1]
     # A device reads the laws of all nodes at once, and sees that one of them is not finite.
@@ -200,7 +201,8 @@ def test_laws_are_the_same_one_by_one_and_together(compiler):
             law = laws[node]
             assert {t for t in range(SIZE) if law.prob(t) > 0} <= allowed(REGEXES["open"], text)
             if rules.temperature:
-                together = probs_of_all(rules, laws.scores[None])[0, node].tolist()
+                rows = rule_rows([rules], laws.scores)
+                together = probs_from_logits(laws.scores[None], rows)[0, node].tolist()
                 assert together == pytest.approx([law.prob(t) for t in range(SIZE)], abs=1e-14)
 
 

@@ -10,7 +10,6 @@ from scipy import stats
 from monge.backends.cpu.law_masses import load_law_masses
 from monge.core import lazy_laws
 from monge.core.law import DenseLaw
-from monge.core.sampling_rules import probs_from_logits
 from monge.plugins.vllm import verify
 from monge.plugins.vllm.grammar import mend
 from monge.plugins.vllm.settings import settings_of
@@ -24,6 +23,7 @@ from monge.plugins.vllm.verify import (
     rejection_sample,
 )
 from monge.testing.oracle import ExactRows, exact_law, law_error
+from monge.verify.functional import probs_from_logits
 from tests.engine import pretend
 
 VOCAB, DEPTH = 4, 2

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from monge.core.sampling_rules import probs_from_logits
+from monge.verify.functional import probs_from_logits
 
 VOCAB = 16
 PROMPT = [3, 7, 1, 12, 5, 9, 0, 14, 2, 11, 4, 8, 15, 6, 13, 10]  # every token: look-ups find any

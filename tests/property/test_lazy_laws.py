@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from lab.acceptance.given_candidates import OptimalGivenCandidates
 from monge.backends.cpu.law_masses import load_law_masses
-from monge.core import lazy_laws, sampling_rules
-from monge.core import top_p as top_p_module
+from monge.core import lazy_laws
 from monge.core.draws import TapeDraws
 from monge.core.errors import LawError
 from monge.core.law import DenseLaw, Law, SparseLaw, renamed
@@ -22,12 +21,11 @@ from monge.core.sampling_rules import (
     SamplingRules,
     law_from_logits,
     laws_from_logits,
-    numbers_of,
-    probs_by_numbers,
     probs_from_logits,
-    probs_of_all,
+    rule_rows,
 )
 from monge.draft.tree.children import children_of
+from monge.verify import functional
 from monge.verify.base import as_verifier
 from monge.verify.block import Block
 from monge.verify.functional import (
@@ -181,13 +179,11 @@ def test_tokens_are_kept_in_the_order_of_scores_then_of_ids(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lazy_laws, "_KERNELS", {})
         (plain,) = laws_from_logits(scores[None], rules)
-        together = probs_of_all(rules, scores[None, None])[0, 0]
-        patch.setattr(top_p_module.torch.compiler, "is_compiling", lambda: True)
-        by_sorting = probs_of_all(rules, scores[None, None])[0, 0]
-        columns = numbers_of([rules], size)
-        by_number = probs_by_numbers("truncated", columns, scores[None, None])[0, 0]
+    alone = probs_from_logits(scores[None, None], rule_rows([rules], scores))[0, 0]
+    others = [rules, SamplingRules(top_p=0.9), SamplingRules(min_p=0.1)]
+    together = probs_from_logits(scores.expand(3, 1, -1), rule_rows(others, scores))[0, 0]
     assert plain.sparse().token_ids.tolist() == kept
-    for probs in (together, by_sorting, by_number):
+    for probs in (alone, together):
         assert probs.nonzero()[:, 0].tolist() == kept
 
 
@@ -379,10 +375,10 @@ def test_rows_of_laws_are_written_request_by_request(chosen, dtype) -> None:
         "top_p": torch.tensor([float(rule.top_p) for rule in own]),
         "min_p": torch.tensor([float(rule.min_p) for rule in own]),
     }
-    coded = probs_from_logits(logits, **rules)
+    coded = functional.probs_from_logits(logits, **rules)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lazy_laws, "_KERNELS", {})
-        plain = probs_from_logits(logits, **rules)
+        plain = functional.probs_from_logits(logits, **rules)
     torch.testing.assert_close(coded, plain, rtol=0, atol=1e-12, equal_nan=True)
     for of_request, *pair in zip(own, coded, plain, strict=True):
         # Without rules that leave tokens out, subnormal masses are 0 in machine code only.
@@ -549,5 +545,5 @@ def test_tokens_of_almost_no_mass_are_left_out_where_a_rule_is_in_force(dtype):
     logits = torch.tensor([0.0, -690.0, -692.0], dtype=dtype)  # 2e-300 and 3e-301 times the largest
     law = law_from_logits(logits, SamplingRules(min_p=5e-324)).sparse()
     assert law.token_ids.tolist() == [0, 1]
-    probs = sampling_rules.probs_from_logits(logits[None, None], min_p=5e-324)
+    probs = functional.probs_from_logits(logits[None, None], min_p=5e-324)
     assert probs.nonzero()[:, 2].tolist() == [0, 1]

@@ -2,19 +2,18 @@
 
 import math
 
-import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from monge.core import top_p as module
 from monge.core.sampling_rules import (
     SamplingRules,
     law_from_logits,
     probs_from_logits,
-    probs_of_all,
+    rule_rows,
 )
-from monge.core.top_p import most_probable
+from monge.core.top_p import most_probable_ids
+from monge.verify import functional
 
 SIZES = (1, 2, 7, 600, 3000)
 TOP_PS = (1e-300, 0.1, 0.5, 0.9, 0.999, 1 - 2**-53)
@@ -76,8 +75,7 @@ def rows(draw: st.DrawFn, size: int | None = None) -> torch.Tensor:
 def test_selection_keeps_what_a_full_sort_keeps(logits, top_p):
     probs = logits.double().softmax(0)
     expected = by_sorting(probs, logits, top_p)
-    is_kept = most_probable(probs, logits, torch.tensor([top_p], dtype=torch.float64))
-    assert is_kept.nonzero()[:, 0].tolist() == expected.tolist()
+    assert most_probable_ids(probs, logits, top_p).tolist() == expected.tolist()
     law = law_from_logits(logits, SamplingRules(top_p=top_p)).sparse()
     assert law.token_ids.tolist() == [token for token in expected.tolist() if probs[token] > 0]
 
@@ -91,8 +89,8 @@ def test_selection_decides_at_the_very_sums_of_a_full_sort(logits, share, ulps):
     for _ in range(abs(ulps)):
         top_p = math.nextafter(top_p, math.copysign(math.inf, ulps))
     if top_p < 1:
-        is_kept = most_probable(probs, logits, torch.tensor([top_p], dtype=torch.float64))
-        assert is_kept.nonzero()[:, 0].tolist() == by_sorting(probs, logits, top_p).tolist()
+        kept = most_probable_ids(probs, logits, top_p)
+        assert kept.tolist() == by_sorting(probs, logits, top_p).tolist()
 
 
 @given(
@@ -106,7 +104,7 @@ def test_laws_are_those_of_full_sorts(logits, temperature, top_k, top_p, min_p):
     rules = SamplingRules(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     expected = sorted_law(logits, rules)
     law = law_from_logits(logits, rules)
-    together = probs_of_all(rules, logits[None, None])[0, 0]
+    together = probs_from_logits(logits[None, None], rule_rows([rules], logits))[0, 0]
     assert law.sparse().token_ids.tolist() == expected.nonzero()[:, 0].tolist()
     for probs in (law.at(torch.arange(len(logits))), together):
         torch.testing.assert_close(probs, expected, rtol=0, atol=1e-14)
@@ -117,17 +115,15 @@ def test_rows_of_a_batch_have_rules_of_their_own(data, size):
     """On the host by selection, and by the sort of a device."""
     logits = torch.stack([data.draw(rows(size)).double() for _ in range(4)])
     logits[3, 0] = math.nan
-    shares = torch.tensor([0.9, 1.0, 1e-9, 0.5], dtype=torch.float64)
-    probs = logits.softmax(-1)
-    is_kept = most_probable(probs, logits, shares[:, None])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module.torch.compiler, "is_compiling", lambda: True)
-        by_device = most_probable(probs, logits, shares[:, None])
-    assert is_kept[:3].tolist() == by_device[:3].tolist()
-    for row in (0, 2):
-        expected = by_sorting(probs[row], logits[row], float(shares[row]))
-        assert is_kept[row].nonzero()[:, 0].tolist() == expected.tolist()
-    assert is_kept[1].all()
-    laws = probs_from_logits(logits[:, None], top_p=shares)[:, 0]
-    assert laws[:3].isfinite().all()
-    assert laws[3].isnan().all()
+    shares = (0.9, 1.0, 1e-9, 0.5)
+    on_host = functional.probs_from_logits(
+        logits[:, None], top_p=torch.tensor(shares, dtype=torch.float64)
+    )[:, 0]
+    rules = [SamplingRules(top_p=share) for share in shares]
+    by_device = probs_from_logits(logits[:, None], rule_rows(rules, logits))[:, 0]
+    for row, expected in enumerate(map(sorted_law, logits[:3], rules)):
+        for probs in (on_host[row], by_device[row]):
+            assert probs.nonzero().tolist() == expected.nonzero().tolist()
+            torch.testing.assert_close(probs, expected, rtol=0, atol=1e-14)
+    for laws in (on_host, by_device):
+        assert laws[3].isnan().all()

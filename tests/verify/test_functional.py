@@ -244,34 +244,36 @@ def test_laws_of_logits_are_those_of_the_sampling_rules(seed: int, is_coarse: bo
     """One rule at a time with plain numbers, and all of them in one batch."""
     rng = np.random.default_rng(seed)
     values = rng.integers(-2, 3, (1, 2, 7)) if is_coarse else 3 * rng.normal(size=(1, 2, 7))
-    logits = torch.from_numpy(values).float()
+    on_host = torch.from_numpy(values).float()
 
     def expected(rules: SamplingRules) -> Tensor:
-        parts = [law_from_logits(row, rules).sparse() for row in logits[0]]
+        parts = [law_from_logits(row, rules).sparse() for row in on_host[0]]
         return torch.stack(
             [torch.zeros(7).double().scatter(0, part.token_ids, part.probs) for part in parts]
         )
 
-    for rules in RULES:
-        found = probs_from_logits(
-            logits,
-            temperature=rules.temperature,
-            top_k=rules.top_k,
-            top_p=rules.top_p if rules.top_p < 1 else None,
-            min_p=rules.min_p or None,
-        )
-        torch.testing.assert_close(found[0], expected(rules), rtol=0, atol=1e-15)
-    together = probs_from_logits(
-        logits.expand(len(RULES), -1, -1),
-        temperature=torch.tensor(
-            [float(rules.temperature) for rules in RULES], dtype=torch.float64
-        ),
-        top_k=torch.tensor([rules.top_k or 7 for rules in RULES]),
-        top_p=torch.tensor([float(rules.top_p) for rules in RULES], dtype=torch.float64),
-        min_p=torch.tensor([float(rules.min_p) for rules in RULES], dtype=torch.float64),
-    )
-    for found, rules in zip(together, RULES, strict=True):
-        torch.testing.assert_close(found, expected(rules), rtol=0, atol=1e-15)
+    # With a gradient, the host computes what a device does.
+    for logits in (on_host, on_host.clone().requires_grad_()):
+        for rules in RULES:
+            found = probs_from_logits(
+                logits,
+                temperature=rules.temperature,
+                top_k=rules.top_k,
+                top_p=rules.top_p if rules.top_p < 1 else None,
+                min_p=rules.min_p or None,
+            ).detach()
+            torch.testing.assert_close(found[0], expected(rules), rtol=0, atol=1e-15)
+        together = probs_from_logits(
+            logits.expand(len(RULES), -1, -1),
+            temperature=torch.tensor(
+                [float(rules.temperature) for rules in RULES], dtype=torch.float64
+            ),
+            top_k=torch.tensor([rules.top_k or 7 for rules in RULES]),
+            top_p=torch.tensor([float(rules.top_p) for rules in RULES], dtype=torch.float64),
+            min_p=torch.tensor([float(rules.min_p) for rules in RULES], dtype=torch.float64),
+        ).detach()
+        for found, rules in zip(together, RULES, strict=True):
+            torch.testing.assert_close(found, expected(rules), rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

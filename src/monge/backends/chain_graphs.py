@@ -13,7 +13,7 @@ from monge.core.levels import (
     named_tokens,
 )
 from monge.core.quantiles import independent
-from monge.core.sampling_rules import numbers_of, probs_by_numbers
+from monge.core.sampling_rules import RuleRows, probs_from_logits, rule_rows
 
 LONGEST: Final = 64
 """Most tokens of a chain; padding writes as many columns after all texts."""
@@ -57,7 +57,7 @@ class ChainGraph:
             starts.new_zeros(num_rows, LONGEST),
         )
         self._uniforms = starts.new_zeros(num_rows, LONGEST, dtype=torch.float64)
-        # See `numbers_of`.
+        # See `RuleRows`.
         self._rules = starts.new_ones(4, num_rows, dtype=torch.float64)
         # Whatever else the replays read: memory that nobody holds is given to others.
         self._read = read
@@ -75,7 +75,8 @@ class ChainGraph:
             largest, best = logits.max(-1)
             token, probs = torch.where(largest.isfinite(), best, -1), None
         else:
-            probs = probs_by_numbers(self._kind, self._rules, logits)
+            num_sorted = logits.shape[-1] if self._kind == "truncated" else None
+            probs = probs_from_logits(logits, RuleRows(self._rules, num_sorted))
             token = independent(probs.flatten(0, 1), self._uniforms.index_select(1, self._place))
         token = named_tokens(token, self.draft_ids)
         self._token.copy_(token.clamp_min(0))
@@ -99,9 +100,8 @@ class ChainGraph:
         self._uniforms[rows, :depth] = given.uniforms
         self._logits[rows] = given.logits
         self._place.zero_()
-        if self._kind in {"warm", "truncated"}:
-            numbers = numbers_of(given.rules, given.logits.shape[-1])
-            self._rules[:, rows] = numbers.to(self._rules.device, non_blocking=True)
+        if self._kind != "greedy":
+            self._rules[:, rows] = rule_rows(given.rules, given.logits).numbers
         probs = list[Tensor]()
         replays = [
             (self._replay_first, self._first),

@@ -24,7 +24,7 @@ from monge.backends.prompt_graphs import MOST_TOKENS, PromptGraphs
 from monge.backends.traced import TracedForward, UncompiledForward, all_nodes
 from monge.core.errors import BackendError, UnsupportedModelError
 from monge.core.levels import DrawnLevels, LevelDraws
-from monge.core.sampling_rules import KINDS, Recordable, kind_of
+from monge.core.sampling_rules import KINDS, Recordable
 from monge.engine.clock import note_preparation
 from monge.engine.models.forward_program import ForwardOutput, ForwardProgram, ProgramSpec
 from monge.engine.models.masks import masks_behind
@@ -295,7 +295,7 @@ class CudaGraphForward(ForwardProgram):
             return None
         # Padding too lies behind the texts.
         cache.place(rows, lengths, len(given.shape.widths))
-        key = power_of_two(rows.stop), kind_of(given.rules)
+        key = power_of_two(rows.stop), given.rules[0].kind
         chain = self._chain(key, cache, given.draft_ids)
         return None if chain is None else chain.draw(given, rows, lengths)
 

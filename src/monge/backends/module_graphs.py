@@ -13,7 +13,6 @@ from monge.backends.cuda import MAX_GRAPHS, WIDTHS, Capture, CapturedGraph, Outp
 from monge.backends.parity_check import as_backend_error, check_module
 from monge.core.levels import DrawnLevels, LevelDraws
 from monge.core.model import CachedStep, Forward
-from monge.core.sampling_rules import kind_of
 from monge.engine.models.masks import masks_behind
 
 
@@ -110,7 +109,7 @@ class StepGraph:
         if not is_chain(given.shape):
             return None
         self._follow(kept)
-        kind = kind_of(given.rules)
+        kind = given.rules[0].kind
         key = kind, id(kept[0]), id(given.draft_ids)
         if key not in self._chains:
             starts = torch.tensor(lengths).to(states.device)
@@ -137,7 +136,7 @@ class StepGraph:
             return logits[:, None]
 
         capture = partial(captured, self._capture)
-        kind = kind_of(given.rules)
+        kind = given.rules[0].kind
         return ChainGraph(capture, read, starts, kind, given.draft_ids), static_states
 
     def _follow(self, kept: Sequence[Tensor]) -> None:

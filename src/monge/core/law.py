@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from monge.core.errors import LawError
@@ -239,19 +239,6 @@ class DenseLaw(Law):
             for token, mass in zip(ids.tolist(), masses.tolist(), strict=True)
             if mass > 0.0
         )
-
-
-def softmax_laws(scores: Float[Tensor, "nodes vocab"]) -> list[DenseLaw | None]:
-    """The law proportional to `exp(scores)` of every row; `None` if a score is NaN or +inf, or all are -inf.
-
-    The masses are not summed again, which would take as long as a decision.
-    """
-    probs = torch.softmax(scores, dim=-1, dtype=torch.float64)
-    firsts = probs[:, 0].tolist()  # one bad score makes every mass of its row NaN
-    return [
-        None if math.isnan(first) else trusted_law(row)
-        for row, first in zip(probs, firsts, strict=True)
-    ]
 
 
 def sparse_part(

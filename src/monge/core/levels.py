@@ -17,7 +17,7 @@ from torch import Tensor
 
 from monge.core.law import Law, one_hot, sparse_part, trusted_law
 from monge.core.proposal import Proposal
-from monge.core.sampling_rules import SamplingRules, probs_under
+from monge.core.sampling_rules import SamplingRules, probs_from_logits, rule_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,12 +139,13 @@ def draw_levels(given: LevelDraws, read: ReadLevel) -> DrawnLevels:
     """
     logits, shape, draft_ids = given.logits, given.shape, given.draft_ids
     token_ids, laws, first = list[Tensor](), list[Tensor](), 0
+    rules = rule_rows(given.rules, logits)
     for level, (width, size) in enumerate(zip(shape.widths, shape.sizes, strict=True)):
         if given.rules[0].temperature == 0:
             largest, best = logits.max(-1)
             drawn = torch.where(largest.isfinite(), best, -1)
         else:
-            probs = probs_under(given.rules, logits)
+            probs = probs_from_logits(logits, rules)
             laws.append(probs)
             positions = given.uniforms[:, first : first + size].reshape(-1, width)
             draw = shape.kind.draw_rows

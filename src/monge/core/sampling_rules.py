@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, TypeGuard, runtime_checkable
+from typing import Final, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -11,20 +11,18 @@ from torch import Tensor
 
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.law import (
-    DenseLaw,
     Law,
     LawSequence,
     SparseLaw,
     every_token,
     one_hot,
     places_of,
-    softmax_laws,
     sparse_part,
     trusted_law,
 )
 from monge.core.lazy_laws import ScoredLaw, can_score, scored_laws
 from monge.core.setting_types import check_sampling
-from monge.core.top_p import most_probable, most_probable_ids
+from monge.core.top_p import most_probable_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +57,11 @@ class SamplingRules:
         return self.top_k is not None or self.top_p < 1 or self.min_p > 0
 
     @property
-    def batch_key(self) -> tuple[bool, bool]:
-        """Equal for rules whose laws are made together."""
-        return self.temperature == 0, self.truncates
+    def kind(self) -> str:
+        """A member of `KINDS`; requests of one kind are computed together."""
+        if self.temperature == 0:
+            return "greedy"
+        return "truncated" if self.truncates else "sampled"
 
     def within_top(self, top_k: int) -> "SamplingRules":
         """The same rules, and no more than the `top_k` most probable tokens."""
@@ -70,17 +70,34 @@ class SamplingRules:
 
 SMALLEST_SHARE: Final = 1e-300
 """The `min_p` of rules that keep some tokens only: what is less probable may be 0 on another machine."""
-KINDS: Final = ("greedy", "plain", "warm", "truncated")
-"""Kinds of sampling rules: the point mass, temperature 1, any temperature, and all rules."""
+KINDS: Final = ("greedy", "sampled", "truncated")
+"""Kinds of sampling rules: the point mass, a temperature, and rules that leave tokens out."""
 
 
-def kind_of(rules: Sequence[SamplingRules]) -> str:
-    """Return the kind of the rules of several requests, which are all greedy or none."""
-    if rules[0].temperature == 0:
-        return "greedy"
-    if any(of_request.truncates for of_request in rules):
-        return "truncated"
-    return "plain" if all(of_request.temperature == 1 for of_request in rules) else "warm"
+class RuleRows(NamedTuple):
+    """The sampling rules of several requests, as numbers.
+
+    Attributes:
+        numbers: Temperature, top-k, top-p and min-p of each request.
+        num_sorted: How many of the largest logits the rules compare; `None` if none leaves tokens
+            out.
+    """
+
+    numbers: Float64[Tensor, "four batch"]
+    num_sorted: int | None
+
+
+def rule_rows(rules: Sequence[SamplingRules], logits: Float[Tensor, "*rows vocab"]) -> RuleRows:
+    """Return the rules of requests, which are all greedy or none, on the device of their logits."""
+    vocab, num_sorted = logits.shape[-1], None
+    table = [(own.temperature, own.top_k or vocab, own.top_p, own.min_p) for own in rules]
+    if any(own.truncates for own in rules):
+        largest = max(own.top_k or 0 for own in rules)
+        # A power of two, for fewer programs to record.
+        power = 1 << (largest - 1).bit_length() if largest else 0
+        num_sorted = vocab if any(own.top_p < 1 for own in rules) else min(power, vocab)
+    numbers = torch.tensor(table, dtype=torch.float64).t()
+    return RuleRows(numbers.to(logits.device, non_blocking=True), num_sorted)
 
 
 @runtime_checkable
@@ -149,171 +166,73 @@ def laws_from_logits(
     logits: Float[Tensor, "nodes vocab"], rules: SamplingRules
 ) -> list[Law | None]:
     """`law_from_logits` for every row at once; `None` where a row's logits make no law."""
+    heat = rules.temperature
     if rules.top_k is not None and rules.top_k >= logits.shape[-1]:
         rules = replace(rules, top_k=None)
-    if rules.temperature > 0 and can_score(logits, rules.temperature):
-        scored = scored_laws(logits, rules.temperature)
+    if heat == 0:
+        return [
+            one_hot(place, logits.device) if math.isfinite(largest) else None
+            for largest, place in _largest(logits)
+        ]
+    if can_score(logits, heat):
+        scored = scored_laws(logits, heat)
         if not rules.truncates:
             return [*scored]
-        rows = zip(logits, scored, strict=True)
-        return [law and _kept(row, law, rules) for row, law in rows]
-    if rules.temperature == 1 and not rules.truncates:
-        return list(softmax_laws(logits))
-    laws: list[Law | None] = []
-    for (largest, where), row in zip(_largest(logits), logits, strict=True):
-        if not math.isfinite(largest):
-            laws.append(None)
-        elif rules.temperature == 0:
-            laws.append(one_hot(where, logits.device))
-        else:
-            laws.append(
-                _truncated(row, rules, largest)
-                if rules.truncates
-                else trusted_law(torch.softmax(_scores(row, rules.temperature, largest), dim=-1))
-            )
-    return laws
+        return [law and _kept(row, law, rules) for row, law in zip(logits, scored, strict=True)]
+    if rules.truncates and logits.is_cpu:
+        return [
+            _truncated(row, rules, largest) if math.isfinite(largest) else None
+            for row, (largest, _) in zip(logits, _largest(logits), strict=True)
+        ]
+    if rules.truncates:
+        probs = probs_from_logits(logits[None], rule_rows([rules], logits))[0]
+    elif heat == 1:
+        probs = torch.softmax(logits, dim=-1, dtype=torch.float64)
+    else:
+        probs = torch.softmax(_scores(logits, heat), dim=-1)
+    firsts = probs[:, 0].tolist()  # a bad logit makes every mass of its row NaN
+    # The masses are not summed again, which would take as long as a decision.
+    laws = [trusted_law(row) for row in probs]
+    return [
+        None if math.isnan(first) else law.sparse() if rules.truncates else law
+        for first, law in zip(firsts, laws, strict=True)
+    ]
 
 
 def probs_from_logits(
-    logits: Float[Tensor, "batch nodes vocab"],
-    *,
-    temperature: float | int | Float[Tensor, " batch"] = 1.0,
-    top_k: int | Int64[Tensor, " batch"] | None = None,
-    top_p: float | int | Float[Tensor, " batch"] | None = None,
-    min_p: float | int | Float[Tensor, " batch"] | None = None,
+    logits: Float[Tensor, "batch nodes vocab"], rules: RuleRows
 ) -> Float64[Tensor, "batch nodes vocab"]:
-    """Return the laws of sampling rules, as `SamplingRules` defines them.
+    """Return the laws of several requests, none of them greedy; nothing waits for a device.
 
-    The rules are applied in the order of the arguments, each to the renormalised law that the rule
-    before it leaves. A rule that is `None` is not computed; for single requests without it, give a
-    `top_k` of the size of the vocabulary, a `top_p` of 1 and a `min_p` of 0.
-
-    Args:
-        logits: Logits in any float type.
-        temperature: At least 0, where 0 gives the point mass at the first of the largest logits.
-        top_k: At least 1. Tokens equal to the last of them are kept too.
-        top_p: In (0, 1].
-        min_p: In [0, 1].
-
-    Returns:
-        Laws; a row whose logits are not finite, or all -inf, is NaN.
+    A row whose logits are not finite, or all -inf, is NaN.
     """
-    if can_score(logits, 1.0) and not logits.requires_grad:
-        return _rows_of_laws(logits, temperature, top_k, top_p, min_p)
-    if isinstance(temperature, float | int) and temperature > 0:
-        scores = _scores(logits, temperature)
-    else:
-        heat = _by_row(temperature, logits)
-        place = torch.arange(logits.shape[-1], device=logits.device)
-        best = torch.where(place == logits.argmax(-1, keepdim=True), 0.0, -torch.inf)
-        scores = torch.where(
-            heat == 0,
-            # NaN where the largest is not finite.
-            best + 0 * logits.amax(-1, keepdim=True),
-            _scores(logits, torch.where(heat == 0, 1.0, heat)),
-        )
-    if top_k is not None:
-        if isinstance(top_k, Tensor):
-            ordered = logits.sort(-1, descending=True).values
-            place = _by_row(top_k, logits).clamp(1, logits.shape[-1]).long() - 1
-            least = ordered.gather(-1, place.expand(*logits.shape[:-1], 1))
+    numbers, num_sorted = rules
+    heat, top_k, top_p, min_p = numbers[..., None, None]
+    scores = _scores(logits, heat)
+    if num_sorted is None:
+        return scores.softmax(-1)
+    vocab, order = logits.shape[-1], None
+    if num_sorted:
+        if num_sorted < vocab:
+            ordered = logits.topk(num_sorted).values
         else:
-            least = logits.topk(min(top_k, logits.shape[-1])).values[..., -1:]
-        scores = torch.where(logits < least, -torch.inf, scores)
+            ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+        place = top_k.long().clamp(1, num_sorted) - 1
+        least = ordered.gather(-1, place.expand(*logits.shape[:-1], 1))
+        scores = torch.where((logits < least) & (top_k < vocab), -torch.inf, scores)
     probs = scores.softmax(-1)
-    if top_p is not None:
-        is_kept = most_probable(probs, logits, _by_row(top_p, logits))
+    if order is not None:
+        masses = probs.gather(-1, order)
+        before = masses.cumsum(-1) - masses
+        # The most probable token always stays, whatever the rounding of the running sum.
+        is_kept = (before < top_p).index_fill(-1, torch.zeros_like(order.view(-1)[:1]), True)
+        is_kept = torch.empty_like(is_kept).scatter(-1, order, is_kept) | (top_p >= 1)
         probs = torch.where(is_kept, probs, 0.0)
         probs = probs / probs.sum(-1, keepdim=True)
-    if top_k is not None or top_p is not None or min_p is not None:
-        share = _by_row(0.0 if min_p is None else min_p, logits).double()
-        is_cut = share > 0
-        if top_k is not None:
-            is_cut = is_cut | (_by_row(top_k, logits) < logits.shape[-1])
-        if top_p is not None:
-            is_cut = is_cut | (_by_row(top_p, logits) < 1)
-        share = share.maximum(is_cut.double() * SMALLEST_SHARE)
-        probs = torch.where(probs < share * probs.amax(-1, keepdim=True), 0.0, probs)
-        probs = probs / probs.sum(-1, keepdim=True)
-    return probs
-
-
-def _rows_of_laws(
-    logits: Float[Tensor, "batch nodes vocab"], *rules: float | int | Tensor | None
-) -> Float64[Tensor, "batch nodes vocab"]:
-    """`probs_from_logits` where machine code selects the tokens, request by request."""
-    probs = torch.full(logits.shape, math.nan, dtype=torch.float64)
-    columns = [
-        rule.tolist() if isinstance(rule, Tensor) else [rule] * len(logits) for rule in rules
-    ]
-    for rows, scores, (temperature, top_k, top_p, min_p) in zip(
-        probs, logits, zip(*columns, strict=True), strict=True
-    ):
-        of_request = SamplingRules(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=1.0 if top_p is None else top_p,
-            min_p=min_p or 0.0,
-        )
-        for row, law in zip(rows, laws_from_logits(scores, of_request), strict=True):
-            if isinstance(law, SparseLaw):
-                row.zero_()[law.token_ids] = law.probs
-            elif isinstance(law, DenseLaw):
-                row.copy_(law.probs)
-    return probs
-
-
-def probs_under(
-    rules: Sequence[SamplingRules], logits: Float[Tensor, "batch nodes vocab"]
-) -> Float64[Tensor, "batch nodes vocab"]:
-    """`probs_from_logits` for requests with these rules, which are all greedy or none."""
-    if (same := same_rules(rules)) is not None:
-        return probs_of_all(same, logits)
-    numbers = numbers_of(rules, logits.shape[-1]).to(logits.device, non_blocking=True)
-    return probs_by_numbers(kind_of(rules), numbers, logits)
-
-
-def same_rules(rules: Sequence[SamplingRules]) -> SamplingRules | None:
-    """Return the rules of all requests, or `None` if they differ."""
-    first, *others = rules
-    return first if all(of_request == first for of_request in others) else None
-
-
-def probs_of_all(
-    rules: SamplingRules, logits: Float[Tensor, "batch nodes vocab"]
-) -> Float64[Tensor, "batch nodes vocab"]:
-    """`probs_from_logits` for requests of the same rules."""
-    return probs_from_logits(
-        logits,
-        temperature=rules.temperature,
-        top_k=rules.top_k,
-        top_p=rules.top_p if rules.top_p < 1 else None,
-        min_p=rules.min_p or None,
-    )
-
-
-def numbers_of(rules: Sequence[SamplingRules], vocab: int) -> Float64[Tensor, "four requests"]:
-    """Return temperature, top-k, top-p and min-p of each request, on the host."""
-    table = [
-        (request.temperature, request.top_k or vocab, request.top_p, request.min_p)
-        for request in rules
-    ]
-    return torch.tensor(table, dtype=torch.float64).t()
-
-
-def probs_by_numbers(
-    kind: str,
-    numbers: Float64[Tensor, "four batch"],
-    logits: Float[Tensor, "batch nodes vocab"],
-) -> Float64[Tensor, "batch nodes vocab"]:
-    """`probs_from_logits` for requests of a kind, each with its column of `numbers_of`."""
-    heat, top_k, top_p, min_p = numbers
-    if kind == "plain":
-        return probs_from_logits(logits)
-    if kind == "warm":
-        return probs_from_logits(logits, temperature=heat)
-    rules = {"top_k": top_k.long(), "top_p": top_p, "min_p": min_p}
-    return probs_from_logits(logits, temperature=heat, **rules)
+    is_cut = (min_p > 0) | (top_k < vocab) | (top_p < 1)
+    share = min_p.maximum(is_cut.double() * SMALLEST_SHARE)
+    probs = torch.where(probs < share * probs.amax(-1, keepdim=True), 0.0, probs)
+    return probs / probs.sum(-1, keepdim=True)
 
 
 def _largest(logits: Float[Tensor, "nodes vocab"]) -> list[tuple[float, int]]:
@@ -386,10 +305,3 @@ def _left(
         return token_ids, numbers
     token_ids = places if token_ids is None else token_ids.index_select(0, places)
     return token_ids, numbers.index_select(0, places)
-
-
-def _by_row(value: float | int | Tensor, logits: Tensor) -> Tensor:
-    """One number a request, beside logits; made on the device, since a copy cannot be captured."""
-    if isinstance(value, Tensor):
-        return value.reshape(-1, 1, 1)
-    return torch.full((1, 1, 1), value, device=logits.device, dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""The tokens that top-p keeps: by selection on the host, by sorting on a device.
+"""The tokens that top-p keeps, selected on the host without a full sort.
 
-Both keep the same set. In the order of `SamplingRules`, these are the tokens before which the running
-sum of masses is below `top_p`.
+It keeps what a full sort keeps. In the order of `SamplingRules`, these are the tokens before which
+the running sum of masses is below `top_p`.
 """
 
 import math
@@ -9,57 +9,26 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from numpy.typing import NDArray
 from torch import Tensor
-
-from monge.core.law import places_of
 
 _FEW: Final = 512  # masses that are sorted in the time of a few calls
 _BUCKET_BITS: Final = 10
 
 
-def most_probable(
-    probs: Float64[Tensor, "*rows vocab"],
-    scores: Float[Tensor, "*rows vocab"],
-    top_p: Float[Tensor, "*some"],
-) -> Bool[Tensor, "*rows vocab"]:
-    """Return a mask of the tokens that top-p keeps; rows that are NaN stay as they are.
-
-    Selection reads numbers on the way. A device would wait for them, and a compiler cannot: there
-    the scores are sorted, so that nothing waits and no shape depends on data.
-
-    Args:
-        probs: Laws in float64, `[..., vocab]`.
-        scores: Scores of the tokens, by which they are ordered, `[..., vocab]`. Masses may be equal
-            where scores are not. A token of mass 0 may have any score below those of the other
-            tokens.
-        top_p: Numbers in (0, 1], `[..., 1]` or a shape that broadcasts to it.
-    """
-    # Tensors without data are of another type.
-    if not torch.compiler.is_compiling() and probs.is_cpu and type(probs) is Tensor:
-        rows = probs.detach().reshape(-1, probs.shape[-1]).numpy()
-        rows_of_scores = _readable(scores).reshape(rows.shape)
-        shares: list[float] = top_p.expand(*probs.shape[:-1], 1).flatten().tolist()
-        masks = np.zeros(rows.shape, dtype=np.bool_)
-        for mask, masses, of_row, share in zip(masks, rows, rows_of_scores, shares, strict=True):
-            mask[_selected(masses, of_row, share)] = True
-        return torch.from_numpy(masks).view(probs.shape)
-    order = scores.sort(dim=-1, descending=True, stable=True).indices
-    ordered = probs.gather(-1, order)
-    before = ordered.cumsum(-1) - ordered
-    # The most probable token always stays, whatever the rounding of the running sum.
-    is_kept = (before < top_p).index_fill(-1, torch.zeros_like(order.view(-1)[:1]), True)
-    return torch.empty_like(is_kept).scatter(-1, order, is_kept).logical_or(top_p >= 1)
-
-
 def most_probable_ids(
     probs: Float64[Tensor, " vocab"], scores: Float[Tensor, " vocab"], top_p: float
 ) -> Int64[Tensor, " support"]:
-    """Return the tokens of a law that top-p keeps, in increasing order; the host waits."""
-    if probs.is_cpu:
-        return torch.from_numpy(_selected(probs.detach().numpy(), _readable(scores), top_p))
-    return places_of(most_probable(probs, scores, probs.new_full((1,), top_p)))
+    """Return the tokens of a law on the host that top-p keeps, in increasing order.
+
+    Args:
+        probs: Masses.
+        scores: Scores of the tokens, by which they are ordered: masses may be equal where scores
+            are not. A token of mass 0 may have any score below those of the other tokens.
+        top_p: A number in (0, 1].
+    """
+    return torch.from_numpy(_selected(probs.detach().numpy(), _readable(scores), top_p))
 
 
 def _readable(scores: Tensor) -> NDArray[np.floating]:

@@ -346,7 +346,7 @@ def _draw_trees(
         if logits[request].is_cpu:
             continue
         if (shape := row.shape(forward.max_depth)) is not None:
-            key = row.builder, row.rules.batch_key, logits[request].shape
+            key = row.builder, row.rules.kind, logits[request].shape
             groups.setdefault(key, {})[request] = row, shape
     done = set[int]()
     for group in groups.values():

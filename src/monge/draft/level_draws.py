@@ -13,7 +13,7 @@ from torch import Tensor
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws, can_peek
 from monge.core.law import Law, trusted_law
-from monge.core.sampling_rules import SamplingRules, probs_under
+from monge.core.sampling_rules import SamplingRules, probs_from_logits, rule_rows
 from monge.core.tree import DrawnTokens, GrowingTree
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.fixed_width import LevelTree
@@ -92,7 +92,7 @@ def _key(level: Level) -> Hashable | None:
     ):
         return None
     width = builder.level_widths[level.tree.depths[level.frontier[0]]]
-    return builder, width, rules.batch_key
+    return builder, width, rules.kind
 
 
 def _drawn(levels: Sequence[Level], logits: Sequence[Tensor]) -> Iterator[DrawnLevel | None]:
@@ -104,7 +104,7 @@ def _drawn(levels: Sequence[Level], logits: Sequence[Tensor]) -> Iterator[DrawnL
     counts = [builder.served(level.tree, level.frontier, level.plan) for level in levels]
     served = torch.cat([rows[:num] for rows, num in zip(logits, counts, strict=True)])
     rules = [level.rules for level, num in zip(levels, counts, strict=True) for _ in range(num)]
-    probs = probs_under(rules, served[:, None]).squeeze(1)
+    probs = probs_from_logits(served[:, None], rule_rows(rules, served)).squeeze(1)
     uniforms = [
         number
         for level, num in zip(levels, counts, strict=True)

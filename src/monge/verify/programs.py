@@ -33,14 +33,12 @@ from monge.core.proposal import (
 )
 from monge.core.sampling_rules import (
     Recorder,
+    RuleRows,
     SamplingRules,
     are_stacked,
-    kind_of,
     launched,
-    numbers_of,
-    probs_by_numbers,
-    probs_of_all,
-    same_rules,
+    probs_from_logits,
+    rule_rows,
 )
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
@@ -177,7 +175,7 @@ class _Question:
         is_dense = all(map(_is_dense, self.laws))
         shape = None if self.is_padded else (self.children, self.fixed)
         logits = self.logits.shape[1], self.logits.dtype
-        return self.program, self.rules.batch_key, shape, logits, is_dense
+        return self.program, self.rules.kind, shape, logits, is_dense
 
     @property
     def is_padded(self) -> bool:
@@ -236,20 +234,17 @@ def _answers(questions: Sequence[_Question]) -> list[Verdict | None]:
     uniforms = torch.tensor(
         [question.draws.peek(needed) for question in padded], dtype=torch.float64
     )
+    numbers, num_sorted = rule_rows([question.rules for question in padded], first.logits)
     inputs: tuple[Tensor, ...] = (
+        numbers,
         _padded([question.logits for question in padded], len(children)),
         token_ids.to(device, non_blocking=True),
         uniforms.to(device, non_blocking=True),
         *_stacked(padded, len(children)),
     )
-    rules = [question.rules for question in padded]
-    law: SamplingRules | str | None = same_rules(rules)
-    if law is None:
-        law, table = kind_of(rules), numbers_of(rules, first.logits.shape[1])
-        inputs = table.to(device, non_blocking=True), *inputs
     record = launched if first.record is None else first.record
     # The host waits here, and nowhere else.
-    function = _ConfiguredProgram(law, first.program, children, fixed)
+    function = _ConfiguredProgram(num_sorted, first.program, children, fixed)
     rows: list[list[int]] = record(function, inputs).tolist()
     return [_verdict(question, row) for question, row in zip(questions, rows, strict=False)]
 
@@ -276,25 +271,21 @@ class _ConfiguredProgram:
     """A program for trees of the same shape, with its settings; a `Recordable`.
 
     Args:
-        law: The sampling rules, or their kind: `numbers_of` the requests are then the first input.
+        num_sorted: As in `RuleRows`, whose numbers are the first input.
         program: The program.
         children: Shape of the trees.
         fixed: Number of deterministic candidates of each node beside drawn candidates.
     """
 
-    law: SamplingRules | str
+    num_sorted: int | None
     program: Program
     children: tuple[tuple[int, ...], ...]
     fixed: tuple[int, ...]
 
     def __call__(self, *inputs: Tensor) -> Int64[Tensor, "requests numbers"]:
         """Return accepted nodes, the next token, the used uniforms, and the path."""
-        if isinstance(self.law, SamplingRules):
-            logits, token_ids, uniforms, *laws = inputs
-            probs = probs_of_all(self.law, logits)
-        else:
-            numbers, logits, token_ids, uniforms, *laws = inputs
-            probs = probs_by_numbers(self.law, numbers, logits)
+        numbers, logits, token_ids, uniforms, *laws = inputs
+        probs = probs_from_logits(logits, RuleRows(numbers, self.num_sorted))
         draft = DraftLaws(*laws) if laws else DraftLaws(uniforms[:0, :, None])
         verified = self.program(
             probs, token_ids, self.children, draft, uniforms, num_fixed=self.fixed

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from monge.core import sampling_rules
 from monge.core.errors import OptionError
-from monge.core.sampling_rules import SamplingRules
+from monge.core.law import DenseLaw, SparseLaw
+from monge.core.lazy_laws import can_score
+from monge.core.sampling_rules import RuleRows, SamplingRules, laws_from_logits
 from monge.core.setting_types import is_of
 from monge.verify.functional.tensors import DraftLaws, Verified
 from monge.verify.functional.tensors import quantile as _quantile
@@ -103,24 +105,91 @@ def quantile(
     return _quantile(probs, positions).masked_fill(is_bad, -1)
 
 
-@wraps(sampling_rules.probs_from_logits)
 def probs_from_logits(
-    logits: Float[Tensor, "batch nodes vocab"], **rules: float | int | Tensor | None
+    logits: Float[Tensor, "batch nodes vocab"],
+    *,
+    temperature: float | int | Float[Tensor, " batch"] = 1.0,
+    top_k: int | Int64[Tensor, " batch"] | None = None,
+    top_p: float | int | Float[Tensor, " batch"] | None = None,
+    min_p: float | int | Float[Tensor, " batch"] | None = None,
 ) -> Float64[Tensor, "batch nodes vocab"]:
-    """See `monge.core.sampling_rules`; of wrong numbers on a device, the law is NaN."""
+    """Return the laws of sampling rules, as `monge.SamplingRules` defines them.
+
+    The rules are applied in the order of the arguments, each to the renormalised law that the rule
+    before it leaves. A rule that is `None` is not computed; for single requests without it, give a
+    `top_k` of the size of the vocabulary, a `top_p` of 1 and a `min_p` of 0.
+
+    Args:
+        logits: Logits in any float type.
+        temperature: At least 0, where 0 gives the point mass at the first of the largest logits.
+        top_k: At least 1. Tokens equal to the last of them are kept too.
+        top_p: In (0, 1].
+        min_p: In [0, 1].
+
+    Returns:
+        Laws; a row whose logits are not finite, or all -inf, or with a wrong number on a device, is
+        NaN.
+
+    Raises:
+        OptionError: If a shape, a type, or a number on the host is wrong.
+    """
     _check("logits", logits, (None, None, None))
-    plain = {name: rule for name, rule in rules.items() if not isinstance(rule, Tensor | None)}
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    plain = {name: rule for name, rule in given.items() if not isinstance(rule, Tensor | None)}
     SamplingRules(**plain)  # pyright: ignore[reportArgumentType]
-    if not is_of(top_k := plain.get("top_k", 1), int):
+    if not is_of(plain.get("top_k", 1), int):
         raise OptionError(f"top_k must be a whole number; got {top_k!r}")
+    batch, _, vocab = logits.shape
     numbers: dict[str, tuple[Tensor, _Bounds]] = {}
-    for name, rule in rules.items():
+    columns: list[Tensor] = []
+    for (name, rule), unused in zip(given.items(), (1.0, vocab, 1.0, 0.0), strict=True):
         if isinstance(rule, Tensor):
-            _check(name, rule, (len(logits),), *([torch.int64] * (name == "top_k")))
+            _check(name, rule, (batch,), *([torch.int64] * (name == "top_k")))
             numbers[name] = rule[:, None], _RULES[name]
+            columns.append(rule.double())
+        else:
+            number = unused if rule is None else rule
+            # Made on the device, since a copy cannot be captured.
+            columns.append(logits.new_full((batch,), number, dtype=torch.float64))
     if numbers:
         logits = logits.masked_fill(_bad_rows(numbers)[:, None, None], nan)
-    return sampling_rules.probs_from_logits(logits, **rules)  # pyright: ignore[reportArgumentType]
+    num_sorted = None
+    if top_p is not None or isinstance(top_k, Tensor):
+        num_sorted = vocab
+    elif top_k is not None or min_p is not None:
+        num_sorted = min(top_k or 0, vocab)
+    rules = torch.stack(columns)
+    is_host = all(map(_is_known, (logits, rules))) and not logits.requires_grad
+    if is_host and (num_sorted is not None or can_score(logits, 1.0)):
+        return _rows_of_laws(logits, rules)
+    heat = rules[:1]
+    probs = sampling_rules.probs_from_logits(
+        logits, RuleRows(torch.cat([heat + (heat == 0), rules[1:]]), num_sorted)
+    )
+    if not isinstance(temperature, Tensor) and temperature > 0:
+        return probs
+    place = torch.arange(vocab, device=logits.device)
+    best = (place == logits.argmax(-1, keepdim=True)).double()
+    # NaN where the largest is not finite.
+    best = best + 0 * logits.amax(-1, keepdim=True)
+    return torch.where(heat.reshape(-1, 1, 1) == 0, best, probs)
+
+
+def _rows_of_laws(
+    logits: Float[Tensor, "batch nodes vocab"], rules: Float64[Tensor, "four batch"]
+) -> Float64[Tensor, "batch nodes vocab"]:
+    """Return the laws on the host, request by request."""
+    probs = torch.full(logits.shape, nan, dtype=torch.float64)
+    for rows, scores, (temperature, top_k, top_p, min_p) in zip(
+        probs, logits, rules.t().tolist(), strict=True
+    ):
+        own = SamplingRules(temperature=temperature, top_k=int(top_k), top_p=top_p, min_p=min_p)
+        for row, law in zip(rows, laws_from_logits(scores, own), strict=True):
+            if isinstance(law, SparseLaw):
+                row.zero_()[law.token_ids] = law.probs
+            elif isinstance(law, DenseLaw):
+                row.copy_(law.probs)
+    return probs
 
 
 def _in_float64(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,9 +229,12 @@ def _bad_rows(
         exact = values.double().flatten(1)  # bounds are numbers of float64
         is_bad = ((exact >= least) & (exact <= most)).logical_not()
         rows.append(is_bad.any(1))
-        # Tensors without data, and those that are traced, have no numbers.
-        is_known = values.is_cpu and type(values) is Tensor and not torch.compiler.is_compiling()
-        if is_known and bool(rows[-1].any()):
+        if _is_known(values) and bool(rows[-1].any()):
             row, number = int(rows[-1].int().argmax()), values.flatten(1)[is_bad][0].item()
             raise OptionError(f"{name}: got {number} in row {row}; expected {expected}")
     return torch.stack(rows).any(0)
+
+
+def _is_known(values: Tensor) -> bool:
+    """Return whether the host may read numbers: tensors without data, and those that are traced, have none."""
+    return values.is_cpu and type(values) is Tensor and not torch.compiler.is_compiling()
