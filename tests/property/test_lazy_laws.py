@@ -15,7 +15,7 @@ from monge.core import lazy_laws
 from monge.core.draws import TapeDraws
 from monge.core.errors import LawError
 from monge.core.law import DenseLaw, Law, SparseLaw, renamed
-from monge.core.lazy_laws import Excess, LazyLaw, ScoredLaw
+from monge.core.lazy_laws import Excess, LazyLaw
 from monge.core.proposal import Iid
 from monge.core.sampling_rules import (
     SamplingRules,
@@ -118,7 +118,7 @@ def assert_equal_draws(plain: Law, coded: Law, rng: np.random.Generator) -> None
 )
 def test_masses_and_draws_are_those_of_the_plain_law(chosen, rules, dtype) -> None:
     plain, coded = both(row(chosen, dtype), rules)
-    assert isinstance(coded, SparseLaw if rules.truncates else ScoredLaw)
+    assert isinstance(coded, SparseLaw if rules.truncates else LazyLaw)
     every, some = torch.arange(chosen[1]), torch.arange(0, chosen[1], 7)
     lazy = [coded.prob(token) for token in some.tolist()], coded.at(some)
     assert_equal_draws(plain, coded, np.random.default_rng(chosen[2]))

@@ -85,6 +85,8 @@ class SparseLaw(Law):
     Args:
         token_ids: Increasing token ids, `[support]`.
         probs: Their masses, float64, positive, summing to 1, `[support]`.
+        point: The token of a point mass that the host knows, so that greedy nodes do not wait for
+            a device.
 
     Raises:
         LawError: If the shapes differ, ids are not increasing, a mass is not positive, or the sum
@@ -93,6 +95,7 @@ class SparseLaw(Law):
 
     token_ids: Int64[Tensor, " support"]
     probs: Float64[Tensor, " support"]
+    point: int | None = None
 
     def __post_init__(self) -> None:
         shapes = tuple(self.token_ids.shape), tuple(self.probs.shape)
@@ -113,6 +116,8 @@ class SparseLaw(Law):
         return self.probs.device
 
     def prob(self, token_id: int) -> float:
+        if self.point is not None:
+            return 1.0 if token_id == self.point else 0.0
         if not self.probs.is_cpu:
             # The host waits once.
             return float(self.at(torch.tensor([token_id]).to(self.device, non_blocking=True)))
@@ -129,7 +134,7 @@ class SparseLaw(Law):
 
     def quantile(self, position: float) -> int:
         if self.probs.numel() == 1:
-            return int(self.token_ids[0])
+            return int(self.token_ids[0]) if self.point is None else self.point
         return int(self.token_ids[_quantile_place(self.probs, position)])
 
     def sparse(self) -> "SparseLaw":
@@ -145,23 +150,6 @@ class SparseLaw(Law):
     def without(self, token_id: int) -> "SparseLaw | None":
         keep = self.token_ids != token_id
         return _normalised(self.token_ids[keep], self.probs[keep])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PointLaw(SparseLaw):
-    """The point mass at a token that the host knows, so that greedy nodes do not wait for a device.
-
-    Args:
-        token_id: The token, the only entry of `token_ids`.
-    """
-
-    token_id: int
-
-    def prob(self, token_id: int) -> float:
-        return 1.0 if token_id == self.token_id else 0.0
-
-    def quantile(self, position: float) -> int:
-        return self.token_id
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -245,7 +233,7 @@ def sparse_part(
     token_ids: Int64[Tensor, " support"], probs: Float64[Tensor, " support"]
 ) -> SparseLaw:
     """A normalised part of a checked law, without checks, for which the host would wait on a device."""
-    return _unchecked(SparseLaw, token_ids=token_ids, probs=probs)
+    return _unchecked(SparseLaw, token_ids=token_ids, probs=probs, point=None)
 
 
 def places_of(mask: Bool[Tensor, " size"]) -> Int64[Tensor, " places"]:
@@ -255,11 +243,11 @@ def places_of(mask: Bool[Tensor, " size"]) -> Int64[Tensor, " places"]:
 
 
 @lru_cache(maxsize=8192)
-def one_hot(token_id: int, device: torch.device | None = None) -> PointLaw:
+def one_hot(token_id: int, device: torch.device | None = None) -> SparseLaw:
     """The point mass at a token. Cached, because greedy decoding often needs the same few tokens."""
     token_ids = torch.tensor([token_id]).to(device, non_blocking=True)
     probs = torch.ones(1, dtype=torch.float64, device=device)
-    return _unchecked(PointLaw, token_ids=token_ids, probs=probs, token_id=token_id)
+    return _unchecked(SparseLaw, token_ids=token_ids, probs=probs, point=token_id)
 
 
 @lru_cache(maxsize=16)
@@ -270,9 +258,9 @@ def every_token(vocab_size: int, device: torch.device) -> Int64[Tensor, " vocab"
 
 def renamed(law: Law, token_ids: Int64[Tensor, " some"]) -> SparseLaw:
     """A law over places in a list of increasing token ids, 0 .. some - 1, as a law over these tokens."""
-    if isinstance(law, PointLaw):
-        return one_hot(int(token_ids[law.token_id]), law.device)
     part = law.sparse()
+    if part.point is not None:
+        return one_hot(int(token_ids[part.point]), law.device)
     is_whole = part.probs.numel() == token_ids.numel()
     return sparse_part(token_ids if is_whole else token_ids[part.token_ids], part.probs)
 

@@ -29,8 +29,6 @@ _BLOCK: Final = 1024
 """Tokens of a block whose sum is known, as in `law_masses.cpp`."""
 _KINDS: Final = {torch.float32: 0, torch.bfloat16: 1}
 _MASSES: Final = {torch.float64: 2, torch.float32: 3}
-_SMALLEST: Final = -708.0
-"""Exponent below which a mass is 0: e to it is about the smallest normal number."""
 _LEAST: Final = 1 << 12
 """Vocabulary below which computing a row of masses takes less time than computing a few masses."""
 _WIDEST: Final = 10**6
@@ -58,6 +56,7 @@ _ARRAY, _NUMBER, _COUNT = ctypes.c_void_p, ctypes.c_double, ctypes.c_int64
 SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "scan": (None, (_LAW, _COUNT, _ARRAY, _ARRAY)),
     "masses": (None, (_LAW, _LAW, _NUMBER, _COUNT, _ARRAY)),
+    "at": (None, (_LAW, _LAW, _NUMBER, _ARRAY, _COUNT, _ARRAY)),
     "excess": (_NUMBER, (_LAW, _LAW, _NUMBER, _COUNT, _ARRAY, _ARRAY)),
     "quantile": (_COUNT, (_LAW, _LAW, _NUMBER, _COUNT, _ARRAY, _NUMBER)),
     "select": (_COUNT, (_LAW, _ARRAY, _COUNT, _NUMBER, _NUMBER)),
@@ -101,25 +100,32 @@ class _Terms(NamedTuple):
 
 
 class LazyLaw(DenseLaw):
-    """`(scale p - q)_+`, normalised, or p itself; never written unless `probs` is read.
+    """A law of scores or of masses, or what such a law has above another one; written when `probs` is read.
 
     Args:
-        terms: What the machine code reads.
+        terms: What the machine code reads; the numbers must not change.
         sums: Sums of its masses over blocks of tokens.
+        tops: Largest scores of blocks, of a law of scores.
         origin: The law p, if it is not this law.
         total: Its mass, before it is normalised.
     """
 
-    __slots__ = ("_kernels", "_origin", "_probs", "sums", "terms", "total")
+    __slots__ = ("_kernels", "_origin", "_probs", "_tops", "sums", "terms", "total")
 
     # Nobody else writes; what a frozen dataclass with slots defines fails in subclasses.
     __setattr__ = object.__setattr__
 
     def __init__(
-        self, terms: _Terms, sums: Float64[Tensor, " blocks"], origin: Law | None, total: float
+        self,
+        terms: _Terms,
+        sums: Float64[Tensor, " blocks"],
+        *,
+        tops: Float64[Tensor, " blocks"] | None = None,
+        origin: Law | None = None,
+        total: float = 1.0,
     ) -> None:
-        self.terms, self.sums, self._origin, self.total = terms, sums, origin, total
-        self._kernels = _KERNELS
+        self.terms, self.sums, self._tops, self._origin = terms, sums, tops, origin
+        self.total, self._kernels = total, _KERNELS
         self._probs: Tensor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -140,6 +146,24 @@ class LazyLaw(DenseLaw):
             self._probs = probs if self.total == 1.0 else probs.div_(self.total)
         return self._probs
 
+    def prob(self, token_id: int) -> float:
+        if not 0 <= token_id < self.terms.vocab:
+            return 0.0
+        token, mass = ctypes.c_int64(token_id), _NUMBER()
+        self._kernels["at"](*self.terms[:3], ctypes.byref(token), 1, ctypes.byref(mass))
+        return mass.value / self.total
+
+    def at(self, token_ids: Int64[Tensor, " support"]) -> Float64[Tensor, " support"]:
+        vocab = self.terms.vocab
+        is_few = 4 * token_ids.numel() <= vocab
+        # Tokens beyond the vocabulary are refused there.
+        if self._probs is not None or not is_few or bool((token_ids >= vocab).any()):
+            return super().at(token_ids)
+        ids = token_ids.contiguous()
+        masses = torch.empty(ids.numel(), dtype=torch.float64)
+        self._kernels["at"](*self.terms[:3], ids.data_ptr(), ids.numel(), masses.data_ptr())
+        return masses if self.total == 1.0 else masses.div_(self.total)
+
     def quantile(self, position: float) -> int:
         token: int = self._kernels["quantile"](*self.terms, self.sums.data_ptr(), position)
         if token < 0 and self._origin is not None:  # rounding alone left something of p
@@ -150,42 +174,15 @@ class LazyLaw(DenseLaw):
         excess = excess_of(1.0, self, other)
         return excess if excess.total > 0.0 else None
 
-
-class ScoredLaw(LazyLaw):
-    """The law of a row of scores at a temperature; the scores must not change."""
-
-    __slots__ = ("_scores", "_tops")
-
-    def __init__(
-        self,
-        scores: Float[Tensor, " vocab"],
-        numbers: _Numbers,
-        sums: Float64[Tensor, " blocks"],
-        tops: Float64[Tensor, " blocks"],
-    ) -> None:
-        super().__init__(_Terms(numbers, None, 1.0, scores.numel()), sums, None, 1.0)
-        self._scores, self._tops, numbers.kept = scores, tops, scores
-
-    def prob(self, token_id: int) -> float:
-        if not 0 <= token_id < self.terms.vocab:
-            return 0.0
-        p = self.terms.p
-        exponent = (self._scores[token_id].item() - p.largest) * p.heat
-        return math.exp(exponent) * p.weight if exponent >= _SMALLEST else 0.0
-
-    def at(self, token_ids: Int64[Tensor, " support"]) -> Float64[Tensor, " support"]:
-        vocab, p = self.terms.vocab, self.terms.p
-        is_few = 4 * token_ids.numel() <= vocab
-        # Tokens beyond the vocabulary are refused there.
-        if self._probs is not None or not is_few or bool((token_ids >= vocab).any()):
-            return super().at(token_ids)
-        exponents = self._scores[token_ids].double().sub_(p.largest).mul_(p.heat)
-        return exponents.exp().mul_(p.weight).masked_fill_(exponents < _SMALLEST, 0.0)
-
     def truncated(
         self, top_k: int | None, top_p: float | int, min_p: float | int
     ) -> SparseLaw | None:
-        """Return the law of the tokens that sampling rules keep; `None` where rounding could decide which."""
+        """Return the law of the tokens of a law of scores that sampling rules keep.
+
+        Returns:
+            The law; `None` where rounding could decide which tokens these are.
+        """
+        assert self._tops is not None, "a law of scores"
         count = self._kernels["select"](
             self.terms.p, self._tops.data_ptr(), top_k or 0, top_p, min_p
         )
@@ -197,28 +194,9 @@ class ScoredLaw(LazyLaw):
         return sparse_part(token_ids, probs)
 
 
-class RowLaw(LazyLaw):
-    """The law of a row of masses, divided by their sum; the masses must not change."""
-
-    __slots__ = ("_masses",)
-
-    def __init__(
-        self,
-        masses: Float[Tensor, " vocab"],
-        numbers: _Numbers,
-        sums: Float64[Tensor, " blocks"],
-    ) -> None:
-        super().__init__(_Terms(numbers, None, 1.0, masses.numel()), sums, None, 1.0)
-        self._masses = numbers.kept = masses
-
-    def prob(self, token_id: int) -> float:
-        is_known = 0 <= token_id < self.terms.vocab
-        return self._masses[token_id].item() * self.terms.p.weight if is_known else 0.0
-
-
 def scored_laws(
     scores: Float[Tensor, "nodes vocab"], temperature: float | int
-) -> list[ScoredLaw | None]:
+) -> list[LazyLaw | None]:
     """Return the law of every row of scores for which `can_score` holds; `None` where they make none."""
     num_laws, vocab = scores.shape
     numbers = (_Numbers * num_laws)()
@@ -229,9 +207,21 @@ def scored_laws(
     sums = torch.empty(2, num_laws, _num_blocks(vocab), dtype=torch.float64)
     _KERNELS["scan"](numbers, num_laws, sums[0].data_ptr(), sums[1].data_ptr())
     return [
-        ScoredLaw(row, law, *of_row) if 0.0 < law.weight < math.inf else None
-        for row, law, *of_row in zip(scores, numbers, *sums, strict=True)
+        _law_of(law, row, of_blocks, tops)
+        for law, row, of_blocks, tops in zip(numbers, scores, *sums, strict=True)
     ]
+
+
+def _law_of(
+    numbers: _Numbers,
+    kept: Float[Tensor, " vocab"],
+    sums: Float64[Tensor, " blocks"],
+    tops: Float64[Tensor, " blocks"] | None = None,
+) -> LazyLaw | None:
+    """Return the law of numbers that were scanned, or `None` if they make none."""
+    numbers.kept = kept
+    is_law = 0.0 < numbers.weight < math.inf
+    return LazyLaw(_Terms(numbers, None, 1.0, kept.numel()), sums, tops=tops) if is_law else None
 
 
 def excess_of(scale: float | int, p: LazyLaw, q: Law) -> LazyLaw:
@@ -248,9 +238,9 @@ def excess_of(scale: float | int, p: LazyLaw, q: Law) -> LazyLaw:
         _Terms(_numbers_of(p), others, scale, vocab),
         torch.empty(_num_blocks(vocab), dtype=torch.float64),
     )
-    known = p.sums.data_ptr() if isinstance(p, ScoredLaw) else None
+    known = p.sums.data_ptr() if p.terms.q is None else None
     total = _KERNELS["excess"](*terms, known, sums.data_ptr())
-    return LazyLaw(terms, sums, p, total)
+    return LazyLaw(terms, sums, origin=p, total=total)
 
 
 def can_read(masses: Float[Tensor, "batch rows vocab"]) -> bool:
@@ -260,7 +250,7 @@ def can_read(masses: Float[Tensor, "batch rows vocab"]) -> bool:
 
 def laws_of_masses(
     masses: Float[Tensor, "batch rows vocab"], counts: Sequence[int]
-) -> "list[list[RowLaw]] | None":
+) -> "list[list[LazyLaw]] | None":
     """Return the laws of rows of masses for which `can_read` holds, each divided by its sum.
 
     Args:
@@ -282,13 +272,13 @@ def laws_of_masses(
         law.numbers, law.count, law.kind = begin + request * to_request + row * to_row, vocab, kind
     if places:
         _KERNELS["scan"](numbers, len(numbers), sums.data_ptr(), None)
-    if not all(0.0 < law.weight < math.inf for law in numbers):
-        return None
-    laws = (
-        RowLaw(masses[at], law, of_blocks)
+    laws = [
+        _law_of(law, masses[at], of_blocks)
         for at, law, of_blocks in zip(places, numbers, sums, strict=True)
-    )
-    return [list(islice(laws, count)) for count in counts]
+    ]
+    known = [law for law in laws if law is not None]
+    rest = iter(known)
+    return [list(islice(rest, count)) for count in counts] if len(known) == len(laws) else None
 
 
 def _are_readable(rows: Float[Tensor, "... vocab"], kinds: Mapping[torch.dtype, int]) -> bool:
@@ -309,7 +299,7 @@ def _num_blocks(vocab: int) -> int:
 
 
 def _numbers_of(law: Law) -> _Numbers:
-    if isinstance(law, ScoredLaw | RowLaw):
+    if isinstance(law, LazyLaw) and law.terms.q is None:
         return law.terms.p
     if isinstance(law, DenseLaw):
         probs, ids = law.probs.contiguous(), None

@@ -20,7 +20,7 @@ from monge.core.law import (
     sparse_part,
     trusted_law,
 )
-from monge.core.lazy_laws import ScoredLaw, can_score, scored_laws
+from monge.core.lazy_laws import LazyLaw, can_score, scored_laws
 from monge.core.setting_types import check_sampling
 from monge.core.top_p import most_probable_ids
 
@@ -272,7 +272,7 @@ def _scores(
     return (logits.double() - most).div_(temperature)
 
 
-def _kept(logits: Float[Tensor, " vocab"], law: ScoredLaw, rules: SamplingRules) -> SparseLaw:
+def _kept(logits: Float[Tensor, " vocab"], law: LazyLaw, rules: SamplingRules) -> SparseLaw:
     part = law.truncated(rules.top_k, rules.top_p, max(rules.min_p, SMALLEST_SHARE))
     return _truncated(logits, rules) if part is None else part
 

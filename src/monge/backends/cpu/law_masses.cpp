@@ -130,6 +130,30 @@ void write_tokens(const Law& law, int64_t first, int64_t size, double factor, do
   for (const int64_t* at = from; at < to; at++) out[*at - first] = numbers[at - from];
 }
 
+// Masses of `size` tokens, at most a block, wherever they lie; 0 of those that the law does not name.
+void write_some(const Law& law, const int64_t* tokens, int64_t size, double factor, double* out) {
+  if (law.kind == float32 || law.kind == bfloat16) {
+    float gathered[block];
+    for (int64_t i = 0; i < size; i++) gathered[i] = score_at(law, tokens[i]);
+    Law some = law;
+    some.numbers = gathered, some.kind = float32;
+    return write_numbers(some, 0, size, factor, out);
+  }
+  const double weight = law.weight * factor;
+  const int64_t* end = law.token_ids + law.count;
+  for (int64_t i = 0; i < size; i++) {
+    int64_t place = tokens[i];
+    if (law.token_ids) {
+      const int64_t* at = std::lower_bound(law.token_ids, end, place);
+      place = at < end && *at == place ? at - law.token_ids : -1;
+    }
+    const double number = place < 0              ? 0.0
+                          : law.kind == masses ? static_cast<const double*>(law.numbers)[place]
+                                               : static_cast<const float*>(law.numbers)[place];
+    out[i] = number * weight;
+  }
+}
+
 // The masses of a block of tokens: of p, or of what p has above q.
 void write_block(const Law& p, const Law* q, double scale, int64_t first, int64_t size, double* out) {
   write_tokens(p, first, size, scale, out);
@@ -402,6 +426,17 @@ EXPORTED void monge_masses(const Law* p, const Law* q, double scale, int64_t voc
   }, &all);
 }
 
+// Writes the masses of some tokens, of p or of what `scale` p has above q.
+EXPORTED void monge_at(const Law* p, const Law* q, double scale, const int64_t* tokens, int64_t count, double* out) {
+  double left[block + lanes], taken[block + lanes];
+  for (int64_t first = 0; first < count; first += block) {
+    const int64_t size = std::min(block, count - first);
+    write_some(*p, tokens + first, size, scale, left);
+    if (q) write_some(*q, tokens + first, size, 1.0, taken);
+    for (int64_t i = 0; i < size; i++) out[first + i] = q ? std::max(left[i] - taken[i], 0.0) : left[i];
+  }
+}
+
 // Writes the sums over blocks of what `scale` p has above q, and returns their sum.
 EXPORTED double monge_excess(const Law* p, const Law* q, double scale, int64_t vocab, const double* p_blocks, double* blocks) {
   const int64_t count = blocks_of(vocab);
@@ -409,13 +444,9 @@ EXPORTED double monge_excess(const Law* p, const Law* q, double scale, int64_t v
     // What q takes of p is missing from its sums.
     for (int64_t at = 0; at < count; at++) blocks[at] = p_blocks[at] * scale;
     double left[block + lanes], taken[block + lanes];
-    Law some = *p;
-    std::vector<float> gathered(block);
     for (int64_t first = 0; first < q->count; first += block) {
       const int64_t size = std::min(block, q->count - first);
-      for (int64_t i = 0; i < size; i++) gathered[i] = score_at(*p, q->token_ids[first + i]);
-      some.numbers = gathered.data(), some.kind = float32;
-      write_numbers(some, 0, size, scale, left);
+      write_some(*p, q->token_ids + first, size, scale, left);
       write_numbers(*q, first, size, 1.0, taken);
       for (int64_t i = 0; i < size; i++) taken[i] = std::min(left[i], taken[i]);
       for (int64_t i = 0; i < size;) {
