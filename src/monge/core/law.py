@@ -53,8 +53,12 @@ class Law(ABC):
         """The same law on its support."""
 
     @abstractmethod
-    def excess_over(self, other: "Law") -> "Law | None":
-        """Normalised `(self - other)_+`, or `None` if no mass exceeds `other` (the two laws are equal then)."""
+    def excess_over(self, other: "Law", scale: float | int = 1.0) -> "Law | None":
+        """Normalised `(scale self - other)_+`, or `None` if no mass exceeds `other`."""
+
+    @abstractmethod
+    def mass_over(self, other: "Law", scale: float | int = 1.0) -> float:
+        """The mass of `(scale self - other)_+`."""
 
     @abstractmethod
     def without(self, token_id: int) -> "Law | None":
@@ -140,8 +144,14 @@ class SparseLaw(Law):
     def sparse(self) -> "SparseLaw":
         return self
 
-    def excess_over(self, other: Law) -> "SparseLaw | None":
-        return _normalised(self.token_ids, (self.probs - other.at(self.token_ids)).clamp_min(0.0))
+    def excess_over(self, other: Law, scale: float | int = 1.0) -> "SparseLaw | None":
+        return _normalised(self.token_ids, self._rest_over(other, scale))
+
+    def mass_over(self, other: Law, scale: float | int = 1.0) -> float:
+        return float(self._rest_over(other, scale).sum())
+
+    def _rest_over(self, other: Law, scale: float | int) -> Float64[Tensor, " support"]:
+        return (scaled(self.probs, scale) - other.at(self.token_ids)).clamp_min_(0.0)
 
     def top_masses(self, count: int) -> tuple[tuple[int, float], ...]:
         masses, order = torch.topk(self.probs, min(count, self.probs.numel()))
@@ -200,19 +210,28 @@ class DenseLaw(Law):
         token_ids = places_of(self.probs > 0.0)
         return sparse_part(token_ids, self.probs[token_ids])
 
-    def excess_over(self, other: Law) -> "DenseLaw | None":
+    def excess_over(self, other: Law, scale: float | int = 1.0) -> "DenseLaw | None":
+        return _normalised_dense(self._rest_over(other, scale))
+
+    def mass_over(self, other: Law, scale: float | int = 1.0) -> float:
         if isinstance(other, DenseLaw):
-            if other.probs.shape != self.probs.shape:
+            return float(self._rest_over(other, scale).sum())
+        part = other.sparse()  # of a few tokens: what they take is missing from the mass
+        taken = (scale * self.at(part.token_ids)).minimum(part.probs)
+        return max(0.0, scale - float(taken.sum()))
+
+    def _rest_over(self, other: Law, scale: float | int) -> Float64[Tensor, " vocab"]:
+        masses = scaled(self.probs, scale)
+        if isinstance(other, DenseLaw):
+            if other.probs.shape != masses.shape:
                 raise LawError(
-                    f"laws over {self.probs.numel()} and {other.probs.numel()} tokens "
-                    "cannot be compared"
+                    f"laws over {masses.numel()} and {other.probs.numel()} tokens cannot be compared"
                 )
-            excess = (self.probs - other.probs).clamp_min(0.0)
-        else:
-            part = other.sparse()
-            excess = self.probs.clone()
-            excess[part.token_ids] = (excess[part.token_ids] - part.probs).clamp_min(0.0)
-        return _normalised_dense(excess)
+            return (masses - other.probs).clamp_min_(0.0)
+        part = other.sparse()
+        rest = masses.clone() if masses is self.probs else masses
+        rest[part.token_ids] = (rest[part.token_ids] - part.probs).clamp_min(0.0)
+        return rest
 
     def without(self, token_id: int) -> "DenseLaw | None":
         rest = self.probs.clone()
@@ -307,6 +326,11 @@ def _quantile_place(probs: Tensor, position: float) -> Tensor | int:
         )
     # For which the host need not wait.
     return torch.searchsorted(cumulative, position * cumulative[-1:], right=True)
+
+
+def scaled(masses: Tensor, scale: float | int) -> Tensor:
+    """Return masses times a number: the same tensor where that is 1."""
+    return masses if scale == 1.0 else scale * masses
 
 
 def trusted_law(probs: Tensor) -> DenseLaw:

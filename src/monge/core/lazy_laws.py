@@ -23,7 +23,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from monge.core.errors import LawError
-from monge.core.law import DenseLaw, Law, SparseLaw, residual, sparse_part, trusted_law
+from monge.core.law import DenseLaw, Law, SparseLaw, sparse_part, trusted_law
 
 _BLOCK: Final = 1024
 """Tokens of a block whose sum is known, as in `law_masses.cpp`."""
@@ -170,9 +170,12 @@ class LazyLaw(DenseLaw):
             return self._origin.quantile(position)
         return token
 
-    def excess_over(self, other: Law) -> "DenseLaw | None":
-        excess = excess_of(1.0, self, other)
+    def excess_over(self, other: Law, scale: float | int = 1.0) -> "LazyLaw | None":
+        excess = excess_of(scale, self, other)
         return excess if excess.total > 0.0 else None
+
+    def mass_over(self, other: Law, scale: float | int = 1.0) -> float:
+        return excess_of(scale, self, other).total
 
     def truncated(
         self, top_k: int | None, top_p: float | int, min_p: float | int
@@ -334,40 +337,19 @@ class Excess:
     @cached_property
     def mass(self) -> float:
         """Its mass."""
-        p, q = self.p, self.q
-        if self._lazy is not None:
-            return self._lazy.total
-        if isinstance(p, DenseLaw) and isinstance(q, DenseLaw):
-            return float(self._difference(p, q).sum())
-        if isinstance(p, DenseLaw):
-            part = q.sparse()  # of a few tokens: what they take of p is missing from its mass
-            taken = (self.scale * p.at(part.token_ids)).minimum(part.probs)
-            return max(0.0, self.scale - float(taken.sum()))
-        part = p.sparse()
-        return float((self.scale * part.probs - q.at(part.token_ids)).clamp_min(0.0).sum())
+        return self._lazy.total if self._lazy is not None else self.p.mass_over(self.q, self.scale)
 
     @property
     def law(self) -> Law:
         """Its normalised law; p if there is no mass."""
-        p, q = self.p, self.q
         if self._lazy is not None:
-            return self._lazy if self._lazy.total > 0.0 else p
-        if self.scale == 1.0:
-            return residual(p, q)
-        if isinstance(p, DenseLaw) and isinstance(q, DenseLaw):
-            left = self._difference(p, q)
-            total = left.sum()
-            return trusted_law(left.div_(total)) if float(total) > 0.0 else p
-        part = q.sparse()
-        return below(p, part.token_ids, part.probs, self.scale)
+            return self._lazy if self._lazy.total > 0.0 else self.p
+        return self.p.excess_over(self.q, self.scale) or self.p
 
     @cached_property
     def _lazy(self) -> LazyLaw | None:
+        # Its mass and its law are known together.
         return excess_of(self.scale, self.p, self.q) if isinstance(self.p, LazyLaw) else None
-
-    def _difference(self, p: DenseLaw, q: DenseLaw) -> Float64[Tensor, " vocab"]:
-        left = p.probs - q.probs if self.scale == 1.0 else self.scale * p.probs - q.probs
-        return left.clamp_min_(0.0)
 
 
 def below(

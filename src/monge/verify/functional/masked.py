@@ -36,16 +36,20 @@ Picked = TypeVar("Picked")
 
 
 class RowLaws(NamedTuple):
-    """A law a request.
+    """A law a request, or what a law has above another one.
 
     Attributes:
         probs: Masses, float64, `[batch, support]`.
         token_ids: Tokens of the masses, each once, with mass zero where padded; `None` if the
             support is the vocabulary, `[batch, support]`.
+        total: Sum of masses that are not normalised; `None` of laws, `[batch]`.
+        mass: The same, as `Excess` adds: what a sparse q takes is missing from p, `[batch]`.
     """
 
     probs: Float64[Tensor, "batch support"]
     token_ids: Int64[Tensor, "batch support"] | None = None
+    total: Float64[Tensor, " batch"] | None = None
+    mass: Float64[Tensor, " batch"] | None = None
 
     def prob(self, token: Int64[Tensor, " batch"]) -> Float64[Tensor, " batch"]:
         """Mass of a token of each request; of token 0 where there is none."""
@@ -75,20 +79,6 @@ class RowLaws(NamedTuple):
         # A column beside the draft law, which gives the token no mass.
         probs = torch.cat([torch.where(mask, 0.0, self.probs), mask.double()], 1)
         return RowLaws(probs, torch.cat([self.token_ids, x], 1))
-
-
-class RowExcess(NamedTuple):
-    """`(scale p - q)_+` of each request, not normalised, and its mass.
-
-    Attributes:
-        rest: The excess, `[batch, vocab]`.
-        total: Its sum, `[batch]`.
-        mass: The same, as `Excess` adds: what a sparse q takes is missing from p, `[batch]`.
-    """
-
-    rest: Float64[Tensor, "batch vocab"]
-    total: Float64[Tensor, " batch"]
-    mass: Float64[Tensor, " batch"]
 
 
 @runtime_checkable
@@ -203,8 +193,6 @@ def batch_draws(uniforms: Uniforms, least: int) -> BatchDraws:
 
 
 @overload
-def pick(mask: Mask, yes: RowExcess, no: RowLaws) -> RowLaws: ...
-@overload
 def pick(mask: Mask, yes: Excess, no: Law) -> Law: ...
 @overload
 def pick(mask: Mask, yes: Picked, no: Picked) -> Picked: ...
@@ -213,10 +201,9 @@ def pick(mask: Mask, yes: Any, no: Any) -> Any:
     if not isinstance(mask, Tensor):
         chosen = yes if mask else no
         return chosen.law if isinstance(chosen, Excess) else chosen
-    if isinstance(yes, RowExcess):
-        is_left = (mask & ~(yes.total == 0.0))[:, None]
-        return RowLaws(torch.where(is_left, yes.rest / yes.total[:, None], no.probs))
     if isinstance(yes, RowLaws):
+        if yes.total is not None:
+            mask, yes = mask & ~(yes.total == 0.0), RowLaws(yes.probs / yes.total[:, None])
         return yes._replace(probs=torch.where(mask[:, None], yes.probs, no.probs))
     return torch.where(mask, yes, no)
 
@@ -262,7 +249,7 @@ def offers(
             q = without(q, x)
 
 
-def excess(scale: Value, p: AnyLaw, q: AnyLaw) -> Any:  # noqa: ANN401 (`Excess` or `RowExcess`)
+def excess(scale: Value, p: AnyLaw, q: AnyLaw) -> Any:  # noqa: ANN401 (`Excess` or `RowLaws`)
     """`(scale p - q)_+`."""
     if not isinstance(p, RowLaws):
         return Excess(scale, p, q)
@@ -271,7 +258,7 @@ def excess(scale: Value, p: AnyLaw, q: AnyLaw) -> Any:  # noqa: ANN401 (`Excess`
     total = mass = rest.sum(1)
     if ids is not None:
         mass = (scale - left.gather(1, ids).minimum(q.probs).sum(1)).clamp_min(0.0)
-    return RowExcess(rest, total, mass)
+    return RowLaws(rest, None, total, mass)
 
 
 def share(mass: Value, scale: Value) -> Value:
