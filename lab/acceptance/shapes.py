@@ -39,7 +39,8 @@ class Shape:
             f"{field.name}={getattr(self.builder, field.name)!r}"
             for field in dataclasses.fields(self.builder)  # pyright: ignore[reportArgumentType]
         )
-        return f"{TREES.name_of(self.builder)}({', '.join(settings)})"
+        name = repr(self.builder).partition("(")[0]
+        return f"{name}({', '.join(settings)})"
 
 
 def shapes(budgets: Sequence[int]) -> list[Shape]:

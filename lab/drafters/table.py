@@ -24,7 +24,7 @@ from monge.bench.runner import Measurement, Settings, measure
 from monge.bench.statistics import RepeatSummary
 from monge.core.errors import MongeError
 from monge.core.metrics import block_efficiency
-from monge.draft.by_name import drafters_in, options_of
+from monge.draft.by_name import settings_of
 from monge.heads.readers.files import CONFIG, read_json
 from monge.heads.shape.checkpoint import is_shape, load_head, save_head
 from monge.heads.shape.head import TargetSizes, make_predictor
@@ -214,7 +214,7 @@ def _lines(
 
 
 def _parts(drafter: str, temperature: float) -> dict[str, Any]:
-    has_laws = any("tree" in options_of(one) for one in drafters_in(drafter))
+    has_laws = "tree" in settings_of(drafter)
     return {
         "drafter": drafter,
         "controller": f"fixed(max_nodes={NODES})",

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from monge.backends.registry import Backend
 from monge.config import read_config
-from monge.control.base import AnyController, SharedState
+from monge.control.base import AnyController
 from monge.control.latency import Latency
 from monge.core.errors import ModelLoadError, OptionError
 from monge.core.model import SequenceModel
@@ -31,16 +31,17 @@ from monge.draft.base import AnyDrafter
 from monge.draft.by_name import (
     AnyHead,
     drafter_of,
-    drafters_in,
-    make_drafter,
     no_head_reason,
-    options_of,
+    open_settings,
+    settings_of,
+    with_networks,
 )
+from monge.draft.registry import DRAFTERS
 from monge.draft.text_history import TextHistory
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.registry import TREES
 from monge.engine.chat_format import chat_format
-from monge.engine.components import Components
+from monge.engine.components import Components, first_state
 from monge.engine.decoder import Decoder
 from monge.engine.exact_numerics import check_exact_numerics
 from monge.engine.models.hf_tree import make_model_programs
@@ -101,7 +102,7 @@ def load(
     drafter: str | AnyDrafter | None = None,
     tree: str | TreeBuilder | None = None,
     verifier: str | Rule | None = None,
-    controller: str | AnyController | Sequence[str] | None = None,
+    controller: str | AnyController | Sequence[str | AnyController] | None = None,
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
     tokenizer: str | Path | Tokenizer | None = None,
@@ -265,51 +266,24 @@ def make_components(
         MongeError: A subclass, if an option is unknown or the parts do not fit together.
     """
     given = checked(LoadOptions, parts, PARTS, controller=STEADY)
-    tree, drafter, controller = given.tree, given.drafter, given.controller
-    draft_temperature, draft_top_k = given.draft_temperature, given.draft_top_k
-    rule = given.verifier
-    rule = VERIFIERS.parse(rule) if isinstance(rule, str) else rule
+    rule = None if given.verifier is None else VERIFIERS.of(given.verifier)
+    chosen = None if given.controller is None else controllers_of(given.controller)
     drafts = (draft,) if isinstance(draft, SequenceModel) else tuple(draft or ())
-    draft = drafts[0] if len(drafts) == 1 else drafts or None
-    chosen, is_deep = None if controller is None else controllers_of(controller), False
-    is_usual = drafter is None
-    drafter = default_drafter(target, draft, chosen, rule) if is_usual else drafter
-    if isinstance(drafter, str):
-        names = drafters_in(drafter)
-        taken = {option for name in names for option in options_of(name)}
-        rules = draft_rules if "rules" in taken else None
-        if draft_temperature is not None:
-            rules = replace(draft_rules or SamplingRules(), temperature=draft_temperature)
-        several = len(drafts) > 1 or ("models" in taken and "model" not in taken)
-        optional = {
-            "head": head,
-            "top_k": draft_top_k,
-            "target": target if "target" in taken else None,
-            "rules": rules,
-            "history": history if "history" in taken else None,
-        }
-        resources: dict[str, Any] = {
-            "model": None if several else draft,
-            "models": (drafts or None) if several else None,
-            **{name: value for name, value in optional.items() if value is not None},
-        }
-        if tree is not None:
-            resources["tree"] = TREES.parse(tree) if isinstance(tree, str) else tree
-        elif trees := [options_of(name)["tree"] for name in names if "tree" in options_of(name)]:
-            resources["tree"] = default_tree(
-                rule, target, trees, is_adaptive=chosen is None or chosen.are_adaptive
-            )
-            is_deep = resources["tree"] not in trees
-        drafter = make_drafter(drafter, resources)
-    elif any(part is not None for part in (tree, draft, head, draft_temperature, draft_top_k)):
-        raise OptionError(
-            "a drafter object brings its own tree, draft model, temperature and "
-            "top-k; give none beside it"
-        )
+    usual = default_drafter(target, len(drafts), chosen, rule) if given.drafter is None else None
+    drafter = DRAFTERS.of(usual or given.drafter)
+    resources = _given(drafter, drafts, head, given, draft_rules)
+    trees = [opened["tree"] for opened in open_settings(drafter) if "tree" in opened]
+    trees = [] if "tree" in resources else trees
+    tree = default_tree(rule, target, trees, is_adaptive=chosen is None or chosen.are_adaptive)
+    provided = {"target": target, "tree": tree, "rules": draft_rules, "history": history}
+    drafter = with_networks(drafter, resources, provided)
     can = drafter.capabilities
     rule = default_rule(can.proposes, can.max_width) if rule is None else rule
     if chosen is None:
-        chosen = default_controllers(rule, drafter, is_shortened=is_deep, is_usual=is_usual)
+        is_deep = bool(trees) and tree not in trees
+        chosen = default_controllers(
+            rule, drafter, is_shortened=is_deep, is_usual=usual is not None
+        )
     components = Components(
         target=target,
         drafter=drafter,
@@ -318,7 +292,7 @@ def make_components(
         greedy_rule=TargetWalk(),
         draft_models=drafts,
         alternatives=lambda: [(name, VERIFIERS.make(name)) for name in VERIFIERS],
-        shared=SharedState(latency),
+        shared=first_state(drafter, (chosen.first, *chosen.named.values()), latency),
         controllers=chosen.named,
         seeded=chosen.seeded,
     )
@@ -329,14 +303,34 @@ def make_components(
     return components
 
 
+def _given(
+    drafter: AnyDrafter,
+    drafts: tuple[SequenceModel, ...],
+    head: str | Path | AnyHead | None,
+    given: LoadOptions,
+    draft_rules: SamplingRules | None,
+) -> dict[str, Any]:
+    """Return what the user gave beside a drafter, by the drafter's settings."""
+    taken = settings_of(drafter)
+    several = len(drafts) > 1 or ("models" in taken and "model" not in taken)
+    temperature, rules = given.draft_temperature, draft_rules or SamplingRules()
+    resources = {
+        "models" if several else "model": (drafts if several else drafts[0]) if drafts else None,
+        "head": head,
+        "tree": None if given.tree is None else TREES.of(given.tree),
+        "rules": None if temperature is None else replace(rules, temperature=temperature),
+        "top_k": given.draft_top_k,
+    }
+    return {key: value for key, value in resources.items() if value is not None}
+
+
 def default_draft(target: ModelSource, drafter: str | AnyDrafter | None) -> str | Path | None:
     """Return the draft that comes with a target, if the drafter reads it.
 
     That is the built-in draft model for the built-in target, and a shipped head for `smollm2`.
     """
-    names = drafters_in(drafter) if isinstance(drafter, str) else ()
     if target.is_built_in and (
-        drafter is None or any("model" in options_of(name) for name in names)
+        drafter is None or any("model" in opened for opened in open_settings(drafter))
     ):
         return built_in("draft")
     return target.head if drafter is None else None

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from monge.control.base import AnyController, Controller
+from monge.control.base import AnyController
 from monge.control.fixed import Fixed
 from monge.control.goodput import Goodput
 from monge.control.registry import CONTROLLERS
@@ -48,7 +48,7 @@ class Controllers:
 
     Args:
         first: For requests that name no controller.
-        named: Controllers that a request may name, by the user's text; an object has no name.
+        named: Controllers that a request may name, by the user's text or that of the object.
         seeded: Name of the controller for sampled requests with a seed that name none; `None` for
             the first.
     """
@@ -63,39 +63,39 @@ class Controllers:
         return any(controller.reads for controller in (self.first, *self.named.values()))
 
 
-def controllers_of(controller: str | AnyController | Sequence[str]) -> Controllers:
-    """Return the controllers that the user named.
+def controllers_of(
+    controller: str | AnyController | Sequence[str | AnyController],
+) -> Controllers:
+    """Return the controllers that the user gave.
 
     Raises:
-        OptionError: If a name or setting is unknown, a name is given twice, or no name is given.
+        OptionError: If a name or setting is unknown, one is given twice, none is given, or an object
+            is no controller.
     """
-    if isinstance(controller, Controller):
-        return Controllers(controller)
-    names = [name.strip() for name in ([controller] if isinstance(controller, str) else controller)]
+    given = controller if isinstance(controller, list | tuple) else [controller]
+    names = [entry.strip() if isinstance(entry, str) else repr(entry) for entry in given]
     if not names:
         raise OptionError("controller: the list is empty; name at least one, or leave it out")
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise OptionError(f"controller {repeated[0]!r} is given twice; leave one out")
-    named = {name: CONTROLLERS.parse(name) for name in names}
+    named = dict(zip(names, map(CONTROLLERS.of, given), strict=True))
     return Controllers(named[names[0]], named)
 
 
 def default_drafter(
-    target: SequenceModel, draft: object, chosen: Controllers | None, rule: Rule | None
+    target: SequenceModel, num_drafts: int, chosen: Controllers | None, rule: Rule | None
 ) -> str:
     """Return the default drafter.
 
     Args:
         target: The target.
-        draft: The draft model or a list of draft models; `None` for no draft model.
+        num_drafts: Number of draft models.
         chosen: The controllers, if they were named.
         rule: The verifier, if it was named: it may not be exact for looked-up text.
     """
-    if draft is None:
-        return "ngram"
-    if isinstance(draft, list | tuple):
-        return "ensemble"
+    if num_drafts != 1:
+        return "ensemble" if num_drafts else "ngram"
     selects = chosen is None or chosen.first.selects
     takes_model_free = (
         rule is None or unsupported_reason(rule, frozenset({Deterministic}), 1) is None

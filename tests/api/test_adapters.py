@@ -176,6 +176,13 @@ def test_adapters_are_merged_in_programs_and_followed(base, ids, tmp_path_factor
 
 
 def test_a_decoder_shows_its_parts(paths):
-    shown = repr(monge.load(*paths, drafter="model", tree="chain(3)", controller="fixed"))
-    for part in ("target=Hf", "draft=Hf", "depth=3", "verifier=Block", "controller=Fixed", "Llama"):
+    shown = repr(monge.load(*paths, drafter="model", tree="chain(4)", controller="fixed"))
+    for part in (
+        "target=Hf",
+        "draft=Hf",
+        "drafter=model(tree=chain(depth=4))",
+        "verifier=block",
+        "controller=fixed",
+        "Llama",
+    ):
         assert part in shown

@@ -97,14 +97,15 @@ def test_lengths_beyond_the_context():
         ({"drafter": "ngrams"}, "unknown drafter 'ngrams'; did you mean 'ngram'"),
         ({"tree": "chian"}, "unknown tree 'chian'; did you mean 'chain'"),
         ({"tree": "chain(dept=3)"}, "unknown option of tree 'chain': 'dept'; did you mean 'depth'"),
-        ({"tree": "chain(__import__('os'))"}, "cannot read tree"),
+        ({"tree": "chain(__import__('os'))"}, "depth must be int, such as 3; got .__import__"),
+        ({"tree": "chain(os.name)"}, "cannot read tree"),
         ({"tree": "chain(0)"}, "chain: depth must be at least 1; got 0"),
         ({"tree": "fixed_width((2, 0))"}, r"widths\[1\] must be at least 1; got 0"),
         ({"tree": "chain(2, 'idd')"}, "unknown way of drawing children 'idd'; did you mean 'iid'"),
         ({"controller": "fixd"}, "unknown controller 'fixd'; did you mean 'fixed'"),
         ({"drafter": "ngram", "tree": "chain"}, "drafter 'ngram' takes no"),
         ({"drafter": "none", "draft_temperature": 0.5}, "drafter 'none' takes no"),
-        ({"drafter": NgramDrafter(), "tree": "chain"}, "brings its own tree"),
+        ({"drafter": NgramDrafter(), "tree": "chain"}, "drafter 'ngram' takes no draft model"),
     ],
 )
 def test_names_and_settings(parts, message):

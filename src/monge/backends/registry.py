@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
 from monge.core.model import SequenceModel
-from monge.core.parts import PARTS
+from monge.core.parts import PARTS, Part
 from monge.core.registry import Registry
 from monge.engine.models.forward_program import ForwardProgram, Pending, SourceWeights
 from monge.engine.models.hf_chain import HfChainModel
@@ -18,7 +18,7 @@ from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import no_tree_reason
 
 
-class Backend(ABC):
+class Backend(Part, ABC):
     """Runs networks."""
 
     @property
@@ -128,4 +128,4 @@ class Compiled(Backend):
         return HfTreeModel(network, make_step(), make_step, partial(capture_module, capture))
 
 
-BACKENDS: Final[Registry[Backend]] = Registry("backend", PARTS["backend"])
+BACKENDS: Final[Registry[Backend]] = Registry("backend", PARTS["backend"], base=Backend)

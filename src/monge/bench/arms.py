@@ -27,10 +27,10 @@ from monge.core.registry import Registry
 from monge.core.setting_types import is_of
 from monge.core.verdict import StepRecord
 from monge.defaults import ADAPTIVE, STEADY
-from monge.draft.by_name import drafters_in, options_of, takes_target
+from monge.draft.by_name import settings_of
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
-from monge.engine.components import Components
+from monge.engine.components import Components, first_state
 from monge.engine.decoder import Decoder
 from monge.training.own_text import left_padded
 from monge.verify.registry import VERIFIERS
@@ -165,7 +165,7 @@ class MongeArm(Arm):
         """Inputs of its controller's plans."""
         usual = STEADY if self.settings.get("drafter") == "none" else ADAPTIVE
         controller = self.settings.get("controller", usual)
-        return (CONTROLLERS.parse(controller) if isinstance(controller, str) else controller).reads
+        return CONTROLLERS.of(controller).reads
 
     def prepare(self, pair: Pair) -> None:
         self.components = self.draft = None  # an arm may have run another pair before
@@ -174,8 +174,11 @@ class MongeArm(Arm):
 
     def decode(self, pair: Pair, call: Call) -> DecodedCall:
         place = (call.temperature, len(call.prompt_ids))
-        shared = self.shared_states.setdefault(place, SharedState())
-        components = replace(self._components(pair), shared=shared)
+        components = self._components(pair)
+        if place not in self.shared_states:
+            state = first_state(components.drafter, components.every_controller)
+            self.shared_states[place] = state
+        components = replace(components, shared=self.shared_states[place])
         decoder = Decoder(components, eos_ids=call.eos_ids, max_batch_size=len(call.prompt_ids))
         results = decoder.generate(
             call.prompt_ids,
@@ -198,9 +201,7 @@ class MongeArm(Arm):
     def _components(self, pair: Pair) -> Components:
         named = self.settings.get("drafter")
         drafter = None if named is None and pair.head is None else pair.drafter(named)
-        taken = {"model"}
-        if drafter is not None:
-            taken = {key for name in drafters_in(drafter) for key in options_of(name)}
+        taken = {"model"} if drafter is None else settings_of(drafter)
         draft = None
         if taken & {"model", "models"} and pair.draft is not None:
             several = drafter is None or "models" in taken
@@ -211,7 +212,7 @@ class MongeArm(Arm):
                 f"arm {self.name!r}: draft_backend says how a draft model runs, and "
                 f"{drafter!r} has none"
             )
-        if drafter is None or not takes_target(drafter):
+        if drafter is None or "target" not in taken:
             return make_components(pair.target_model, draft, **settings)
         if self.components is None:
             self.components = make_components(pair.target_again(), draft, **settings)
@@ -321,10 +322,6 @@ def with_named(arms: Sequence[Arm], texts: Sequence[str]) -> list[Arm]:
 
 
 def _checked(text: str, key: str, value: str) -> str | float:
-    if key == "drafter":  # it needs a network: only names and settings are looked at here
-        for name in drafters_in(value):
-            DRAFTERS.read(name)
-        return value
     if key in _ROOMS:
         _ROOMS[key].parse(value)
         return value

@@ -16,7 +16,7 @@ from monge.bench.runner import FAILURES, WARM_UP_TOKENS, OnCall
 from monge.core.draws import SeededDraws
 from monge.core.errors import OptionError
 from monge.defaults import ADAPTIVE
-from monge.draft.by_name import drafters_in, options_of
+from monge.draft.by_name import settings_of
 from monge.engine.process import settle_objects
 
 FIRST: Final = 2
@@ -126,7 +126,7 @@ def grid(
     for name in dict.fromkeys(names):
         if name == "none":
             continue  # plain decoding runs in every round
-        has_tree = any("tree" in options_of(member) for member in drafters_in(name))
+        has_tree = "tree" in settings_of(name)
         # A greedy target accepts the token that it ranks first: drawing candidates only misses it.
         shapes = (*_TREES, *(() if is_greedy else _DRAWN)) if has_tree else ({},)
         settings += [

@@ -19,7 +19,6 @@ from monge.core.proposal_kinds import PROPOSALS
 from monge.core.registry import Registry
 from monge.defaults import default_rule
 from monge.draft.registry import DRAFTERS
-from monge.draft.tree.base import ByRequest, TreeBuilder
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
 from monge.loading.cache import kept
@@ -172,18 +171,9 @@ def _described(registry: Registry[Any], name: str) -> dict[str, Any]:
     return {
         "name": name,
         "summary": registry.summary(name),
-        "settings": {k: _plain(value) for k, value in settings.items() if k not in required},
+        "settings": {k: value for k, value in settings.items() if k not in required},
         "required": required,
     }
-
-
-def _plain(value: object) -> object:
-    """Return a default; a tree as a user writes it."""
-    if isinstance(value, ByRequest):
-        return f"{_plain(value.greedy)} where greedy, else {_plain(value.sampled)}"
-    if isinstance(value, TreeBuilder):
-        return f"{TREES.name_of(value)}{repr(value).removeprefix(type(value).__name__)}"
-    return value
 
 
 def legality() -> dict[str, dict[str, str]]:
@@ -232,5 +222,5 @@ def _default_verifiers() -> dict[str, dict[str, str]]:
             except OptionError:
                 continue
             rule = default_rule(tree.limits.proposes, tree.limits.max_width)
-            rules[name][kind] = VERIFIERS.name_of(rule)
+            rules[name][kind] = repr(rule).partition("(")[0]
     return rules

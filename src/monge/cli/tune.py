@@ -21,7 +21,7 @@ from monge.config import write_config
 from monge.core.errors import OptionError
 from monge.core.text import token_ids_of
 from monge.core.words import counted
-from monge.draft.by_name import drafters_in, options_of
+from monge.draft.by_name import settings_of
 from monge.engine.chat_format import TemplateFormat
 from monge.loading.sources import ModelSource
 from monge.options import LAW, OUTPUT, LoadOptions, SamplingOptions, changed
@@ -236,8 +236,7 @@ def _table(rows: Sequence[Mapping[str, Any]], work: Workload) -> Table:
 def _recommended(settings: Mapping[str, str], loading: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments of `monge.load` for settings; without the draft where no drafter takes it."""
     drafter = settings.get("drafter")
-    taken = {name for text in drafters_in(drafter or "model") for name in options_of(text)}
-    is_used = drafter is None or bool(taken & {"head", "model", "models"})
+    is_used = drafter is None or bool(settings_of(drafter) & {"head", "model", "models"})
     kept = {name: value for name, value in loading.items() if is_used or name != "draft"}
     return {**kept, **settings}
 

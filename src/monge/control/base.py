@@ -11,6 +11,7 @@ from monge.control.latency import Latency
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
+from monge.core.parts import Part
 from monge.core.prompt import PromptProfile
 from monge.core.selection import Member
 from monge.core.verdict import StepRecord
@@ -80,7 +81,7 @@ class RoundInfo:
     memory: Any = None
 
 
-class Controller(ABC, Generic[State]):
+class Controller(Part, ABC, Generic[State]):
     """Chooses the limits of each round from finished rounds alone, never from tokens that are still to be verified.
 
     Attributes:

@@ -166,7 +166,7 @@ class Hedge(Controller[HedgeState]):
     controller.
 
     Args:
-        inner: The controller that plans how much the chosen drafter drafts.
+        inner: The controller that plans how much the chosen drafter drafts, or its text.
         explore: Share of the rounds that is divided among the drafters with a network.
         keep: Factor on the weight of a round with each later round. With 1, the regret bound of
             AdaHedge holds.
@@ -176,7 +176,7 @@ class Hedge(Controller[HedgeState]):
         feedback are our design.
     """
 
-    inner: str = "on_the_fly"
+    inner: AnyController | str = "on_the_fly"
     explore: float | int = 0.05
     keep: float | int = 0.98
 
@@ -187,7 +187,7 @@ class Hedge(Controller[HedgeState]):
         check_bounds("hedge", 0, 1, explore=self.explore, keep=self.keep)
         if self.keep == 0.0:
             raise OptionError("hedge: keep must be larger than 0; got 0")
-        self._windows()
+        DEPTH_CONTROLLERS.of(self.inner)
 
     def init(self, shared: SharedState) -> HedgeState:
         latency, drafters = latency_of(shared, "hedge"), dict[str, DrafterState]()
@@ -286,7 +286,7 @@ class Hedge(Controller[HedgeState]):
         return state
 
     def _windows(self) -> AnyController:
-        return _parse(self.inner)
+        return _parse(self.inner) if isinstance(self.inner, str) else self.inner
 
     def _settled(
         self, state: HedgeState, pending: PendingRound, drafts: Mapping[str, CounterfactualDraft]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from monge.control.acceptance import speeds
-from monge.control.base import PromptReader, RoundInfo, SharedState
+from monge.control.base import AnyController, PromptReader, RoundInfo, SharedState
 from monge.control.hedge import Hedge, HedgeState, Memories
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
@@ -193,7 +193,7 @@ class LinearSelection(PromptReader[LinearState]):
     """
 
     features: tuple[str, ...] = ("length", "repeated_pairs", "repeated_quadruples")
-    inner: str = "on_the_fly"
+    inner: AnyController | str = "on_the_fly"
     opening: int = 4
     bonus: float | int = 0.5
     ridge: float | int = 1.0

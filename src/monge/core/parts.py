@@ -1,9 +1,10 @@
 """The parts and models that have names: text only, so that looking a name up imports none of them."""
 
+import dataclasses
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 _DEPTH_CONTROLLERS: Final = {
     "fixed": "monge.control.fixed:Fixed",
@@ -60,6 +61,32 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 """Classes by kind and name, in the form of entry points."""
+
+_NAMES: Final = {place: name for table in PARTS.values() for name, place in table.items()}
+
+
+class Part:
+    """A part of a decoder: its representation is the text that a registry reads.
+
+    Settings that are their defaults, and what the engine provides, are left out.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = Part.__repr__  # or `dataclass` would add another
+
+    def __repr__(self) -> str:
+        kind: Any = type(self)
+        name = _NAMES.get(f"{kind.__module__}:{kind.__qualname__}") or kind.__name__
+        shown = [
+            f"{field.name}={value!r}"
+            for field in (dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ())
+            if field.init and field.repr
+            if (value := getattr(self, field.name)) is not field.default and value != field.default
+        ]
+        return f"{name}({', '.join(shown)})" if shown else name
+
 
 HEADS: Final = {"smollm2-head": "smollm2_head"}
 """Heads that ship with this package, by name, with their folders. `smollm2-head` is an EAGLE-3 head."""

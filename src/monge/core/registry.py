@@ -4,10 +4,10 @@ import ast
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, cast, get_type_hints
 
 from monge.core.errors import MongeError, OptionError, unknown_name
 from monge.core.setting_types import is_of, type_name
@@ -18,15 +18,18 @@ Part = TypeVar("Part")
 class Registry(Mapping[str, type[Part]], Generic[Part]):
     """A table of parts; a part is its own configuration, a frozen dataclass.
 
-    Other packages add parts by entry points. A part is loaded when it is named, and all of them
+    A user gives a part as an object or as its text, and `of` returns the object of both. Other
+    packages add parts by entry points. A part is loaded when it is named, and all of them
     when the table is listed; those that fail are left out of the list, with a warning.
 
     Args:
         kind: Noun for messages ("verifier").
         parts: Names to classes, or to their places in the form of entry points.
+        base: Class or classes of the parts, as `isinstance` takes them.
         group: Entry point group of further parts, such as `monge.verifiers`; `None` for a table
             without them.
-        provided: Settings that the engine gives and no user writes: networks, trees.
+        provided: Settings that the engine gives and no text can: networks, histories.
+        inside: Tables of the settings that are parts themselves and that the engine may give.
     """
 
     def __init__(
@@ -34,13 +37,16 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         kind: str,
         parts: Mapping[str, type[Part] | str],
         *,
+        base: Any = object,  # noqa: ANN401 (`isinstance` takes unions of classes)
         group: str | None = None,
         provided: Iterable[str] = (),
+        inside: Mapping[str, "Registry[Any]"] | None = None,
     ) -> None:
         if len(set(parts.values())) != len(parts):
             raise OptionError(f"registry of {kind}s: one class is registered under two names")
-        self.kind, self._group = kind, group
-        self._parts, self._provided = dict(parts), frozenset(provided)
+        self.kind, self._base, self._group = kind, base, group
+        self._parts, self._inside = dict(parts), dict(inside or {})
+        self._provided = frozenset(provided)
 
     def __getitem__(self, name: str) -> type[Part]:
         if name in self._parts:
@@ -93,16 +99,6 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         """Return whether a part belongs to this library, and not to an installed package."""
         return name in self._parts
 
-    def name_of(self, part: Part) -> str:
-        """Return the name of the class of `part`."""
-        cls = type(part)
-        places = {cls, f"{cls.__module__}:{cls.__qualname__}"}
-        for table in (self._parts, self):  # only a part of another package loads all
-            for name, place in table.items():
-                if place in places:
-                    return name
-        raise OptionError(f"{type(part).__name__} is not a registered {self.kind}")
-
     def summary(self, name: str) -> str:
         """Return the first line of a part's docstring."""
         return (inspect.getdoc(self[name]) or "").partition("\n")[0]
@@ -115,52 +111,65 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         return {field.name: field.default for field in dataclasses.fields(cls) if field.init}
 
     def settings(self, name: str) -> Mapping[str, Any]:
-        """Return the settings that a user can write, in positional order."""
+        """Return the settings that are not provided, in positional order."""
         return {
-            key: default for key, default in self.options(name).items() if key not in self._provided
+            key: default
+            for key, default in self.options(name).items()
+            if key not in self._provided and key not in self._inside
         }
 
-    def read(self, text: str) -> tuple[str, dict[str, Any]]:
-        """Read `name`, `name()` or `name(value, option=value)`; values are Python literals.
+    def of(self, given: object) -> Part:
+        """Return the part that a user gave, as an object or as text.
 
         Raises:
-            OptionError: If the text is not of this form, a name in it is unknown, or a value has
-                the wrong type.
+            OptionError: If it is neither, or as `parse`.
         """
-        name, positional, named = self.split(text)
+        if isinstance(given, str):
+            return self.parse(given)
+        if isinstance(given, self._base):
+            return cast(Part, given)
+        got = f"{given!r} of type {type(given).__name__}"
+        use = "give its name, or an object"
+        if isinstance(given, type):
+            got, use = f"the class {given.__name__}", f"make an object: {given.__name__}(...)"
+        raise OptionError(f"{self.kind}: expected a {self.kind} or its name; got {got}; {use}")
+
+    def parse(self, text: str) -> Part:
+        """Build a part from `name`, `name()` or `name(value, option=value)`.
+
+        Values are Python literals, or the text of a part without quotation marks.
+
+        Raises:
+            OptionError: If the text is not of this form, a name in it is unknown, a value has the
+                wrong type, or the part refuses its settings.
+        """
+        name, positional, named = self._split(text)
         known = self.settings(name)
+        if self._takes_several(name):
+            return self._made(name, positional, self._checked(name, named, known))
         if len(positional) > len(known):
             raise OptionError(
                 f"{self.kind} {name!r} takes at most {len(known)} settings; got {len(positional)}"
             )
         first = dict(zip(known, positional, strict=False))
         self._refuse_twice(name, first.keys() & named.keys())
-        return name, self._checked(name, first | named, known)
+        return self._made(name, (), self._checked(name, first | named, known))
 
-    def parse(self, text: str, **settings: Any) -> Part:
-        """Build a part from text, as `read` takes it, and further settings.
+    def _takes_several(self, name: str) -> bool:
+        """Return whether a part is made of other parts, which come first in its text."""
+        parameters = inspect.signature(self[name]).parameters.values()
+        return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
 
-        Raises:
-            OptionError: As `read`, or if the part refuses its settings.
-        """
-        name, written = self.read(text)
-        self._refuse_twice(name, written.keys() & settings.keys())
-        return self.make(name, **written, **settings)
-
-    def split(self, text: str) -> tuple[str, list[Any], dict[str, Any]]:
-        """Return the name, the positional and the named values of a text, without checking them.
-
-        Raises:
-            OptionError: If the text is not of the form that `read` takes.
-        """
+    def _split(self, text: str) -> tuple[str, list[Any], dict[str, Any]]:
+        """Return the name, the positional and the named values of a text, without checking them."""
         try:
             call = ast.parse(text.strip(), mode="eval").body
             if isinstance(call, ast.Name):
                 return call.id, [], {}
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
                 keys = [str(keyword.arg) for keyword in call.keywords]
-                values = [ast.literal_eval(keyword.value) for keyword in call.keywords]
-                positional = [ast.literal_eval(value) for value in call.args]
+                values = [_value(keyword.value) for keyword in call.keywords]
+                positional = [_value(value) for value in call.args]
                 self._refuse_twice(call.func.id, (key for key in keys if keys.count(key) > 1))
                 return call.func.id, positional, dict(zip(keys, values, strict=True))
             reason: Exception | None = None
@@ -186,6 +195,9 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         declared = _declared(self[name]) if settings else {}
         checked: dict[str, Any] = {}
         for key, given in settings.items():
+            if key in self._inside and key in declared:
+                checked[key] = self._inside[key].of(given)
+                continue
             if key not in known:
                 raise unknown_name(f"option of {self.kind} {name!r}:", key, known or ("(none)",))
             value = tuple(given) if isinstance(given, list) else given
@@ -206,9 +218,11 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
             OptionError: If a setting is unknown (the message names the nearest valid setting), has
                 the wrong type, or is refused.
         """
-        checked = self._checked(name, settings, self.options(name))
+        return self._made(name, (), self._checked(name, settings, self.options(name)))
+
+    def _made(self, name: str, parts: Sequence[Any], checked: Mapping[str, Any]) -> Part:
         try:
-            return self[name](**checked)
+            return self[name](*parts, **checked)
         except MongeError:
             raise
         except (TypeError, AttributeError, ValueError) as error:
@@ -218,6 +232,14 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
             raise OptionError(
                 f"{self.kind} {name!r} cannot be made with {given or 'its defaults'}: {error}"
             ) from error
+
+
+def _value(node: ast.expr) -> Any:  # noqa: ANN401 (of any type)
+    """Return what a literal stands for; the text of a part needs no quotation marks."""
+    is_part = isinstance(node, ast.Name) or (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    )
+    return ast.unparse(node) if is_part else ast.literal_eval(node)
 
 
 @lru_cache(maxsize=256)

@@ -7,13 +7,16 @@ from typing import Any, Generic, TypeVar
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
+from monge.core.errors import OptionError
 from monge.core.model import NodeBlock
+from monge.core.parts import Part
 from monge.core.proposal import Deterministic, Proposal
 from monge.core.selection import CounterfactualDraft, Member
 from monge.core.tree import FutureTree, TokenTree, root_only
 from monge.core.verdict import Verdict
 
 State = TypeVar("State")
+Resource = TypeVar("Resource")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,21 @@ class Capabilities:
     reads_others: bool = False
 
 
-class Drafter(ABC, Generic[State]):
+def provided(resource: Resource | None) -> Resource:
+    """Return a network or tree of a drafter, which `monge.load` provides.
+
+    Raises:
+        OptionError: If it is not there.
+    """
+    if resource is None:
+        raise OptionError(
+            "this drafter has no network yet: give it to monge.load as drafter=..., or make it "
+            "with its network and tree"
+        )
+    return resource
+
+
+class Drafter(Part, ABC, Generic[State]):
     """Draws a tree for every request of a batch. State is passed in and returned.
 
     An error of `open`, `draft` or `observe` turns the drafter off for all requests of that call,
@@ -236,7 +253,7 @@ class DelegatingDrafter(Drafter[State]):
 
     @property
     def capabilities(self) -> Capabilities:
-        return self._drafter.capabilities
+        return provided(self._drafter).capabilities
 
     def open(self, contexts: Sequence[Context]) -> Sequence[State]:
         return self._drafter.open(contexts)

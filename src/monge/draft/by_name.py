@@ -1,12 +1,13 @@
-"""Builds drafters from text: a name, or several in a pool."""
+"""Gives drafters the networks that they need, and recognises heads."""
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from monge.core.errors import OptionError
 from monge.draft.base import AnyDrafter
+from monge.draft.pool import PoolDrafter
 from monge.draft.registry import DRAFTERS
 from monge.heads.readers.base import PublishedHead
 from monge.heads.readers.files import CONFIG, Checkpoint, head_path
@@ -27,42 +28,36 @@ _WORDS: Final = {
 }
 
 
-def drafters_in(text: str) -> tuple[str, ...]:
-    """Return the drafters that a text names, with their settings.
+def members_of(drafter: AnyDrafter) -> tuple[AnyDrafter, ...]:
+    """Return the drafters of a pool, or the drafter itself."""
+    return tuple(drafter.drafters.values()) if isinstance(drafter, PoolDrafter) else (drafter,)
+
+
+def settings_of(drafter: AnyDrafter | str) -> frozenset[str]:
+    """Return the settings that a drafter takes, or any drafter of a pool; what is provided as well.
 
     Raises:
-        OptionError: If a pool cannot be read, has fewer than two drafters, or the same drafter
-            twice.
+        OptionError: If it is a text that cannot be read.
     """
-    return _read(text)[0]
+    members = members_of(DRAFTERS.of(drafter))
+    return frozenset(setting.name for member in members for setting in _settings(member))
 
 
-def _read(text: str) -> tuple[tuple[str, ...], dict[str, Any] | None]:
-    """Return the drafters of a text, and the settings of their pool; `None` if there is no pool."""
-    if _name(text) != "pool":
-        return (text,), None
-    _, listed, settings = DRAFTERS.split(text)
-    are_names = all(isinstance(name, str) for name in listed) and "drafters" not in settings
-    if len(listed) < 2 or not are_names or len(set(listed)) < len(listed):
-        raise OptionError(
-            f"cannot read drafter {text!r}; a pool lists at least two different drafters, as in "
-            "pool('ngram', 'model') or pool('ngram(max_ngram=5)', 'suffix', 'none')"
-        )
-    if any(_name(name) == "pool" for name in listed):
-        raise OptionError(
-            f"drafter {text!r}: a pool cannot be in a pool; list its drafters instead"
-        )
-    return tuple(listed), settings
+def open_settings(drafter: AnyDrafter | str) -> list[dict[str, Any]]:
+    """Return the settings that are left at their defaults, with these, for each drafter of a pool."""
+    return [
+        {
+            setting.name: setting.default
+            for setting in _settings(member)
+            if getattr(member, setting.name) is setting.default
+        }
+        for member in members_of(DRAFTERS.of(drafter))
+    ]
 
 
-def options_of(text: str) -> Mapping[str, Any]:
-    """Return the settings of a named drafter and their defaults."""
-    return DRAFTERS.options(_name(text))
-
-
-def takes_target(text: str) -> bool:
-    """Return whether some named drafter reads the target's hidden states or runs its layers."""
-    return any("target" in options_of(name) for name in drafters_in(text))
+def _settings(member: AnyDrafter) -> list[Field[Any]]:
+    known = fields(member) if is_dataclass(member) else ()
+    return [setting for setting in known if setting.init]
 
 
 def drafter_of(draft: object, target: str | Path | None) -> str | None:
@@ -108,12 +103,11 @@ def with_head(text: str, head: str | None) -> str:
     """
     if head is None:
         return text
-    texts, settings = _read(text)
-    filled = [head if member.strip() == _name(head) else member for member in texts]
-    if settings is None:
-        return filled[0]
-    arguments = [*map(repr, filled), *(f"{name}={value!r}" for name, value in settings.items())]
-    return f"pool({', '.join(arguments)})"
+    given, drafter = DRAFTERS.parse(head), DRAFTERS.parse(text)
+    bare = type(given)()
+    return repr(
+        _with_members(drafter, [given if one == bare else one for one in members_of(drafter)])
+    )
 
 
 def no_head_reason(draft: str | Path) -> str | None:
@@ -122,44 +116,68 @@ def no_head_reason(draft: str | Path) -> str | None:
     return str(unknown_format(Checkpoint(path))) if _may_be_head(path) else None
 
 
-def make_drafter(text: str, resources: Mapping[str, Any]) -> AnyDrafter:
-    """Build a drafter, or a pool of several.
+def with_networks(
+    drafter: AnyDrafter, given: Mapping[str, Any], usual: Mapping[str, Any]
+) -> AnyDrafter:
+    """Return a drafter with its networks and settings; the one that was given stays as it is.
+
+    A drafter that brings networks of its own gets none of `usual`.
 
     Args:
-        text: Name and settings, as the user wrote them.
-        resources: Networks and settings that drafters may need, by setting; `None` if missing. Each
-            drafter gets those that it takes.
+        drafter: The drafter, or a pool.
+        given: What the user gave beside the drafter, by setting; each drafter gets what it takes.
+        usual: What those drafters get that take it and do not have it.
 
     Raises:
-        OptionError: If no drafter takes a given resource, or a drafter needs a missing resource.
+        OptionError: If no drafter takes a given setting, a drafter has it already, or a drafter
+            needs a missing network.
     """
-    texts, settings = _read(text)
-    taken = {name: options_of(name).keys() & resources.keys() for name in texts}
-    for key, value in resources.items():
-        if value is not None and not any(key in names for names in taken.values()):
-            raise OptionError(
-                f"drafter {text!r} takes no {_WORDS[key]}; leave it out or choose another drafter"
-            )
-    for name, resource_names in taken.items():
-        for key in resources:
-            if key in resource_names and resources[key] is None:
-                raise OptionError(
-                    f"drafter {name!r} needs a {_WORDS[key]}; give one, or use drafter='ngram'"
-                )
-    drafters = [
-        DRAFTERS.parse(name, **{key: resources[key] for key in taken[name]}) for name in texts
+    for key in sorted(given.keys() - settings_of(drafter)):
+        raise OptionError(
+            f"drafter {repr(drafter)!r} takes no {_WORDS[key]}; leave it out or choose another drafter"
+        )
+    members = [
+        _with_networks(member, opened, given, usual)
+        for member, opened in zip(members_of(drafter), open_settings(drafter), strict=True)
     ]
-    if settings is None:
-        return drafters[0]
-    # A name that occurs twice is told apart by its settings.
-    count = Counter(map(_name, texts))
-    labels = [name if count[_name(name)] > 1 else _name(name) for name in texts]
-    return DRAFTERS.make("pool", drafters=dict(zip(labels, drafters, strict=True)), **settings)
+    return _with_members(drafter, members)
+
+
+def _with_networks(
+    member: AnyDrafter,
+    opened: Mapping[str, Any],
+    given: Mapping[str, Any],
+    usual: Mapping[str, Any],
+) -> AnyDrafter:
+    own = {setting.name for setting in _settings(member)} - opened.keys()
+    if twice := sorted(own & given.keys()):
+        raise OptionError(
+            f"drafter {repr(member)!r} has a {_WORDS[twice[0]]} already; leave out one of the two"
+        )
+    brings = own & {"model", "models", "target"}
+    provided = given if brings else {**usual, **given}
+    changes = {key: provided[key] for key in opened if key in provided}
+    for key in ("model", "models"):
+        if key in opened and key not in changes:
+            raise OptionError(
+                f"drafter {repr(member)!r} needs a {_WORDS[key]}; give one, or use drafter='ngram'"
+            )
+    # A drafter may keep texts of its decoder: each decoder has a copy.
+    if changes or (not brings and _keeps_state(member)):
+        made: Any = member
+        return replace(made, **changes)
+    return member
+
+
+def _keeps_state(member: AnyDrafter) -> bool:
+    return is_dataclass(member) and not all(known.init for known in fields(member))
+
+
+def _with_members(drafter: AnyDrafter, members: Sequence[AnyDrafter]) -> AnyDrafter:
+    if not isinstance(drafter, PoolDrafter):
+        return members[0]
+    return PoolDrafter(*members, min_nodes=drafter.min_nodes)
 
 
 def _may_be_head(path: Path) -> bool:
     return path.is_file() or (path / CONFIG).is_file()
-
-
-def _name(text: str) -> str:
-    return text.partition("(")[0].strip()

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxtyping import Float
 from torch import Tensor
@@ -44,7 +44,8 @@ class EnsembleDrafter(PieceReader[States]):
     level is drawn, so it depends on earlier levels only.
 
     Args:
-        models: The draft models, at least two, all in the target's vocabulary.
+        models: The draft models, at least two, all in the target's vocabulary; none for those of
+            `monge.load`.
         depth: Deepest node.
         num_nodes: Most drafted nodes.
         paths: Whether each model draws a path, instead of a child at every node.
@@ -62,7 +63,7 @@ class EnsembleDrafter(PieceReader[States]):
         2305.09781.
     """
 
-    models: tuple[SequenceModel, ...]
+    models: tuple[SequenceModel, ...] = field(default=(), repr=False)
     depth: int = 3
     num_nodes: int = 16
     paths: bool = False
@@ -70,11 +71,8 @@ class EnsembleDrafter(PieceReader[States]):
     top_k: int | None = None
 
     def __post_init__(self) -> None:
-        if len(self.models) < 2:
-            raise OptionError(
-                "ensemble: give at least two draft models, as in draft=[A, B]; got "
-                f"{len(self.models)}"
-            )
+        if len(self.models) == 1:
+            raise OptionError("ensemble: give at least two draft models, as in draft=[A, B]; got 1")
         if len({id(model) for model in self.models}) < len(self.models):
             raise OptionError(
                 "ensemble: one draft model is given twice; its draws at several temperatures are "

@@ -1,7 +1,7 @@
 """A draft language model with the target's vocabulary."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from monge.core.model import NodeBlock, SequenceModel, draft_length
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import root_only
 from monge.core.verdict import Verdict
-from monge.draft.base import AnyDraft, Capabilities, Draft, PieceReader
+from monge.draft.base import AnyDraft, Capabilities, Draft, PieceReader, provided
 from monge.draft.growth import (
     LevelForward,
     check_top_k,
@@ -42,8 +42,8 @@ class ModelDrafter(PieceReader[ReadPaths]):
     forward as the root.
 
     Args:
-        model: The draft model.
-        tree: Shape of the tree and how children are drawn.
+        model: The draft model; `None` for that of `monge.load`.
+        tree: Shape of the tree and how children are drawn; `None` for that of `monge.load`.
         rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the
             most probable tokens draw nothing and only rank, so they are built from the law at
             temperature 1: a greedy request's law ranks one token.
@@ -56,8 +56,8 @@ class ModelDrafter(PieceReader[ReadPaths]):
         et al., arXiv 2502.05202.
     """
 
-    model: SequenceModel
-    tree: TreeBuilder
+    model: SequenceModel | None = field(default=None, repr=False)
+    tree: TreeBuilder | None = None
     rules: SamplingRules | None = None
     top_k: int | None = None
 
@@ -66,14 +66,14 @@ class ModelDrafter(PieceReader[ReadPaths]):
 
     @property
     def capabilities(self) -> Capabilities:
-        return tree_capabilities(self.tree.limits, max_length=draft_length(self.model))
+        return tree_capabilities(provided(self.tree).limits, max_length=draft_length(self._network))
 
     def open(self, contexts: Sequence[Context]) -> Sequence[ReadPaths]:
-        open_texts(self.model, contexts)
+        open_texts(self._network, contexts)
         return [()] * len(contexts)
 
     def read(self, contexts: Sequence[Context]) -> None:
-        append_texts(self.model, contexts)
+        append_texts(self._network, contexts)
 
     def draft(
         self,
@@ -82,26 +82,25 @@ class ModelDrafter(PieceReader[ReadPaths]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[AnyDraft[ReadPaths]]:
-        plans = within_reach(self.model, contexts, plans)
+        model = self._network
+        plans = within_reach(model, contexts, plans)
         if all(plan.max_depth == 0 for plan in plans):
             return [Draft(root_only(context.token_ids[-1]), ()) for context in contexts]
         rows = expansions(
             contexts,
             plans,
             draws,
-            tree=self.tree,
+            tree=provided(self.tree),
             rules=self.rules,
             top_k=self.top_k,
             network="draft model",
         )
         if active := [row for row in rows if row.may_draft]:
-            logits = read_text(
-                self.model, {row.request_id: row.context.token_ids for row in active}
-            )
+            logits = read_text(model, {row.request_id: row.context.token_ids for row in active})
             forward = LevelForward(
-                extend=self.model.extend,
-                reset=lambda row: self.model.commit({row.request_id: ()}),
-                draw=getattr(self.model, "draw_trees", None),
+                extend=model.extend,
+                reset=lambda row: model.commit({row.request_id: ()}),
+                draw=getattr(model, "draw_trees", None),
             )
             expand_trees(active, logits, forward)
         return [row.draft(tuple(row.read.paths) if row.drawn is None else None) for row in rows]
@@ -113,11 +112,15 @@ class ModelDrafter(PieceReader[ReadPaths]):
         verdicts: Sequence[Verdict],
     ) -> Sequence[ReadPaths]:
         read = [draft.state for draft in drafts]
-        commit_accepted(self.model, contexts, drafts, read, verdicts)
+        commit_accepted(self._network, contexts, drafts, read, verdicts)
         return [()] * len(contexts)
 
     def close(self, context: Context) -> None:
-        self.model.close(context.request_id)
+        self._network.close(context.request_id)
+
+    @property
+    def _network(self) -> SequenceModel:
+        return provided(self.model)
 
 
 def open_texts(model: SequenceModel, contexts: Sequence[Context]) -> None:

@@ -1,5 +1,6 @@
 """Several drafters; each round of a request uses a single drafter."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -21,6 +22,7 @@ from monge.draft.base import (
     PieceReader,
     piece_reader,
 )
+from monge.draft.registry import DRAFTERS
 
 # Model-free drafters propose deterministic candidates, which draw nothing.
 _NO_DRAWS: Final = TapeDraws(())
@@ -74,7 +76,7 @@ class PoolState:
     counterfactuals: tuple[CounterfactualDraft, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, init=False)
 class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
     """Several drafters; a round uses the drafter that its plan names, else the first with a proposal.
 
@@ -88,44 +90,63 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
     have been accepted (`StepRecord.counterfactuals`).
 
     Args:
-        drafters: Drafters by the names that plans use; at least two.
+        *drafters: The drafters, objects or texts; at least two.
         min_nodes: Fewest drafted nodes with which a model-free drafter is used if the plan names no
             drafter; the last drafter is used with any.
 
     Raises:
-        OptionError: If there are fewer than two drafters, a drafter is a pool, or `min_nodes` is
-            below 1.
+        OptionError: If there are fewer than two drafters, two are equal, a drafter is a pool, or
+            `min_nodes` is below 1.
+
+    Attributes:
+        drafters: The drafters by the names that plans use: that of the drafter, or its whole text
+            if another has the same name.
 
     Reference:
         A lookup that falls back to a model: SuffixDecoding (Oliaro et al., arXiv 2411.04975);
         all drafters are judged on the verified text: HedgeSpec, arXiv 2510.20064.
     """
 
-    drafters: Mapping[str, AnyDrafter]
+    drafters: Mapping[str, AnyDrafter] = field(init=False)
     min_nodes: int = 1
     _all: tuple[AnyDrafter, ...] = field(init=False, repr=False, compare=False)
-    _can: tuple[Capabilities, ...] = field(init=False, repr=False, compare=False)
-    # Indices of the drafters whose networks read prompts in chunks.
-    _readers: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _known: list[Capabilities] = field(init=False, repr=False, compare=False)
     _opened: dict[int, set[int]] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.drafters, Mapping) or len(self.drafters) < 2:
+    def __init__(self, *drafters: AnyDrafter | str, min_nodes: int = 1) -> None:
+        every = tuple(DRAFTERS.of(drafter) for drafter in drafters)
+        if any(isinstance(drafter, DrafterPool) for drafter in every):
+            raise OptionError("pool: a pool cannot be in a pool; list its drafters instead")
+        texts = [repr(drafter) for drafter in every]
+        count = Counter(text.partition("(")[0] for text in texts)
+        names = [
+            text if count[text.partition("(")[0]] > 1 else text.partition("(")[0] for text in texts
+        ]
+        if len(every) < 2 or len(set(names)) < len(every):
             raise OptionError(
-                "pool: needs at least two drafters, as in pool('ngram', 'model'); use a single "
-                "drafter by its own name"
+                "pool: give at least two different drafters, as in pool(ngram, model) or "
+                f"pool(ngram(max_ngram=5), suffix, none); got {', '.join(texts) or 'none'}"
             )
-        for name, drafter in self.drafters.items():
-            if isinstance(drafter, DrafterPool):
-                raise OptionError(
-                    f"pool: drafter {name!r} is a pool itself; list its drafters instead"
-                )
-        check_bounds("pool", min_nodes=self.min_nodes)
-        object.__setattr__(self, "_all", tuple(self.drafters.values()))
-        object.__setattr__(self, "_can", tuple(member.capabilities for member in self._all))
-        readers = (i for i in self._networks if piece_reader(self._all[i]) is not None)
-        object.__setattr__(self, "_readers", tuple(readers))
-        object.__setattr__(self, "_opened", {})
+        check_bounds("pool", min_nodes=min_nodes)
+        own = {"min_nodes": min_nodes, "_all": every, "_known": [], "_opened": {}}
+        for key, value in ({"drafters": dict(zip(names, every, strict=True))} | own).items():
+            object.__setattr__(self, key, value)
+
+    def __repr__(self) -> str:
+        settings = [f"min_nodes={self.min_nodes}"] if self.min_nodes != 1 else []
+        return f"pool({', '.join([*map(repr, self._all), *settings])})"
+
+    @property
+    def _can(self) -> list[Capabilities]:
+        """Capabilities of the drafters, asked for once they have their networks."""
+        if not self._known:
+            self._known.extend([member.capabilities for member in self._all])
+        return self._known
+
+    @property
+    def _readers(self) -> list[int]:
+        """Indices of the drafters whose networks read prompts in chunks."""
+        return [index for index in self._networks if piece_reader(self._all[index]) is not None]
 
     @property
     def capabilities(self) -> Capabilities:

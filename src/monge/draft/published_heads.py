@@ -31,8 +31,9 @@ class HeadDrafter(DelegatingDrafter[None]):
 
     Args:
         head: The head, its folder, or the file of its tensors.
-        target: The target, which must show its hidden states and keeps those that the head reads.
-        tree: Shape of the tree and how children are drawn.
+        target: The target, which must show its hidden states and keeps those that the head reads;
+            `None` for that of `monge.load`.
+        tree: Shape of the tree and how children are drawn; `None` for that of `monge.load`.
         rules: See `ModelDrafter`.
         top_k: See `ModelDrafter`.
 
@@ -46,13 +47,15 @@ class HeadDrafter(DelegatingDrafter[None]):
     """
 
     head: PublishedHead | str | Path | None = None
-    target: SequenceModel
-    tree: TreeBuilder
+    target: SequenceModel | None = field(default=None, repr=False)
+    tree: TreeBuilder | None = None
     rules: SamplingRules | None = None
     top_k: int | None = None
-    _drafter: RunDrafter = field(init=False, repr=False, compare=False)
+    _drafter: RunDrafter | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.target is None or self.tree is None:
+            return
         if self.head is None:
             raise OptionError(
                 "drafter 'head' needs a head: give its folder as the draft, or write head('folder')"

@@ -1,7 +1,7 @@
 """A draft model with another tokenizer: its text is proposed in the target's tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
@@ -23,7 +23,7 @@ class RetokenizeDrafter(Drafter[None]):
     nothing is sampled.
 
     Args:
-        model: The draft model, loaded across tokenizers.
+        model: The draft model, loaded across tokenizers; `None` for that of `monge.load`.
         num_own_tokens: Tokens that the draft model writes a round, in its own vocabulary.
         num_draft_tokens: Largest number of proposed target tokens.
 
@@ -34,7 +34,7 @@ class RetokenizeDrafter(Drafter[None]):
         Timor et al., arXiv 2502.05202, string-level exact match (SLEM).
     """
 
-    model: SequenceModel
+    model: SequenceModel | None = field(default=None, repr=False)
     num_own_tokens: int = 4
     num_draft_tokens: int = 8
 
@@ -42,7 +42,7 @@ class RetokenizeDrafter(Drafter[None]):
         check_bounds(
             "retokenize", num_own_tokens=self.num_own_tokens, num_draft_tokens=self.num_draft_tokens
         )
-        if not isinstance(self.model, ForeignModel):
+        if self.model is not None and not isinstance(self.model, ForeignModel):
             raise OptionError(
                 "drafter 'retokenize' is for a draft model with another tokenizer, loaded with "
                 "cross_tokenizer=True; this one "
@@ -57,11 +57,11 @@ class RetokenizeDrafter(Drafter[None]):
             max_depth=self.num_draft_tokens,
             needs_trees=False,
             max_nodes=self.num_draft_tokens,
-            max_length=draft_length(self.model),
+            max_length=draft_length(self._network),
         )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[None]:
-        open_texts(self.model, contexts)
+        open_texts(self._network, contexts)
         return [None] * len(contexts)
 
     def draft(
@@ -71,8 +71,8 @@ class RetokenizeDrafter(Drafter[None]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[None]]:
-        assert isinstance(self.model, ForeignModel)
-        plans = within_reach(self.model, contexts, plans)
+        model = self._network
+        plans = within_reach(model, contexts, plans)
         sizes = [plan.nodes(plan.depth(self.num_draft_tokens)) for plan in plans]
         wanted = {
             context.request_id: context.token_ids
@@ -80,8 +80,8 @@ class RetokenizeDrafter(Drafter[None]):
             if size > 0
         }
         if wanted:
-            read_text(self.model, wanted)
-        continuations = self.model.continuations(dict.fromkeys(wanted, self.num_own_tokens))
+            read_text(model, wanted)
+        continuations = model.continuations(dict.fromkeys(wanted, self.num_own_tokens))
         return [
             Draft(
                 fixed_chain(
@@ -94,4 +94,9 @@ class RetokenizeDrafter(Drafter[None]):
         ]
 
     def close(self, context: Context) -> None:
-        self.model.close(context.request_id)
+        self._network.close(context.request_id)
+
+    @property
+    def _network(self) -> ForeignModel:
+        assert isinstance(self.model, ForeignModel), "monge.load provides it"
+        return self.model

@@ -43,7 +43,8 @@ class ShapeDrafter(DelegatingDrafter[None]):
     state (a prompt of a single token) drafts nothing in its first round.
 
     Args:
-        target: The target, which must show its hidden states and keeps the last states.
+        target: The target, which must show its hidden states and keeps the last states; `None` for
+            that of `monge.load`.
         head: The head, or its folder; `None` takes the head that ships for the built-in target.
         tree: Shape of the tree and how children are drawn; no deeper than the head's steps. By
             default the three most probable tokens for greedy requests and a chain of two for
@@ -61,14 +62,16 @@ class ShapeDrafter(DelegatingDrafter[None]):
         2402.05109.
     """
 
-    target: SequenceModel
+    target: SequenceModel | None = field(default=None, repr=False)
     tree: TreeBuilder = _DEFAULT_TREE
     head: ShapeHead | str | Path | None = None
     rules: SamplingRules | None = None
     top_k: int | None = None
-    _drafter: RunDrafter = field(init=False, repr=False, compare=False)
+    _drafter: RunDrafter | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.target is None:
+            return
         target = check_shows_states("shape", self.target)
         check_top_k(self.top_k)
         head = self.head

@@ -37,7 +37,7 @@ class SuffixDrafter(ModelFreeDrafter[SuffixIndex]):
             have an index of their own. A kept token takes about 24 bytes, and each token id that
             occurs in an index about 200 more. A request affects the speed of other requests, but
             never the distribution of their text.
-        history: The kept texts; `None` makes a new history. Several decoders may use it in turn, if
+        history: The kept texts; `None` makes a history for each decoder. Several decoders may use it in turn, if
             their targets have the same vocabulary.
 
     Raises:
@@ -56,6 +56,7 @@ class SuffixDrafter(ModelFreeDrafter[SuffixIndex]):
     min_share: float | int = 0.1
     max_history: int = 0
     history: TextHistory | None = field(default=None, repr=False, compare=False)
+    _kept: TextHistory | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_bounds(
@@ -74,8 +75,8 @@ class SuffixDrafter(ModelFreeDrafter[SuffixIndex]):
                 "suffix: need nodes_per_token > 0, min_share in [0, 1] and max_history >= 0; got "
                 f"{self.nodes_per_token}, {self.min_share} and {self.max_history}"
             )
-        if self.history is None:
-            object.__setattr__(self, "history", TextHistory())
+        kept = TextHistory() if self.history is None else self.history
+        object.__setattr__(self, "_kept", kept if self.max_history > 0 else None)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -125,10 +126,6 @@ class SuffixDrafter(ModelFreeDrafter[SuffixIndex]):
     def close(self, context: Context) -> None:
         if self._kept is not None:
             self._kept.finish(context, self.max_match, self.max_history)
-
-    @property
-    def _kept(self) -> TextHistory | None:
-        return self.history if self.max_history > 0 else None
 
 
 def _tree(root: int, paths: Iterable[Path], draws: Draws) -> TokenTree:

@@ -51,7 +51,8 @@ class Components:
             `controller`.
         draft_models: Networks that the drafter runs, for the accounting of forward times.
         alternatives: Gives verifiers by name, to be named where `rule` does not fit the drafter.
-        shared: What controllers keep beyond a request; the only component that changes.
+        shared: What controllers keep beyond a request; the only component that changes. See
+            `first_state`.
         lock: Held during a round, so that threads which share a decoder take turns.
 
     Raises:
@@ -74,9 +75,7 @@ class Components:
     lock: AbstractContextManager[Any] = field(default_factory=round_lock, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.shared.members = self.drafter.members if isinstance(self.drafter, DrafterPool) else ()
         can = self.capabilities
-        self.shared.max_depth = can.max_depth
         reason = unsupported_reason(self.rule, can.proposes, can.max_width)
         if reason is not None:
             legal = [
@@ -94,11 +93,9 @@ class Components:
             raise UnsupportedModelError(
                 f"trees are not possible: {self.target.no_tree_reason}; use tree='chain'"
             )
-        for controller in (self.controller, *self.controllers.values()):
+        for controller in self.every_controller:
             for name in controller.reads - frozenset(Reads):
                 raise unknown_name(f"value of {type(controller).__name__}.reads:", name, Reads)
-        if self.shared.latency is None and Reads.LATENCY in self.reads:
-            self.shared.latency = Latency()
         if self.target.max_length is not None and can.max_depth >= self.target.max_length:
             raise OptionError(
                 f"draft depth {can.max_depth} does not fit the target's context of "
@@ -150,8 +147,14 @@ class Components:
     @property
     def reads(self) -> frozenset[Reads]:
         """Information that the plans of any of the controllers may depend on."""
-        controllers = (self.controller, *self.controllers.values())
-        return frozenset(Reads(name) for controller in controllers for name in controller.reads)
+        return frozenset(
+            Reads(name) for controller in self.every_controller for name in controller.reads
+        )
+
+    @property
+    def every_controller(self) -> tuple[AnyController, ...]:
+        """The controller of requests that name none, and those that may be named."""
+        return (self.controller, *self.controllers.values())
 
     @property
     def controller_name(self) -> str:
@@ -269,3 +272,19 @@ class Components:
     def forward_s(self) -> float:
         """Seconds spent so far inside the forwards of all networks."""
         return self.target.forward_s + sum(model.forward_s for model in self.draft_models)
+
+
+def first_state(
+    drafter: AnyDrafter, controllers: Iterable[AnyController], latency: Latency | None = None
+) -> SharedState:
+    """Return what controllers share before the first request.
+
+    Args:
+        drafter: The drafter, with its networks.
+        controllers: All controllers of the decoder.
+        latency: Times of rounds; without it, controllers that read them start from a guess.
+    """
+    if latency is None and any(Reads.LATENCY in controller.reads for controller in controllers):
+        latency = Latency()
+    members = drafter.members if isinstance(drafter, DrafterPool) else ()
+    return SharedState(latency, members=members, max_depth=drafter.capabilities.max_depth)

@@ -87,7 +87,7 @@ def prepare(
         return source
     if backend is None:
         backend = _usual_backend(source, loading)
-    chosen = BACKENDS.parse(backend) if isinstance(backend, str) else backend
+    chosen = BACKENDS.of(backend)
     place, keeps = source.path, chosen.keeps_file_types
     if source.network is not None:
         return replace(source, backend=backend)
@@ -300,7 +300,7 @@ def as_sequence_model(
         BackendError: If it is not installed, or cannot run this network with these weights.
         UnsupportedModelError: If weights are offloaded, or spread over processes.
     """
-    chosen = BACKENDS.parse(backend) if isinstance(backend, str) else backend
+    chosen = BACKENDS.of(backend)
     # Hooks bring such weights when a layer runs; programs, and caches beside the first layer, read them before.
     # Weights of other kinds may have no memory of their own either: only hooks bring it back.
     is_hooked = any(hasattr(module, "_hf_hook") for module in network.modules())

@@ -142,7 +142,7 @@ class KeptPrograms:
     """
 
     def __init__(self, backend: str | Backend) -> None:
-        self.backend = BACKENDS.parse(backend) if isinstance(backend, str) else backend
+        self.backend = BACKENDS.of(backend)
         if self.backend.keeps_file_types:
             raise OptionError(
                 "accelerate: weights='file' keeps the types of a GGUF file, and a loaded model has "

@@ -11,6 +11,7 @@ from typing import TypeVar
 from monge.core.draws import Draws
 from monge.core.errors import ProposalMismatchError, RequestError
 from monge.core.law import Law, LawSequence
+from monge.core.parts import Part
 from monge.core.proposal import Arbitrary, Proposal
 from monge.core.sampling_rules import are_stacked
 from monge.core.tree import TokenTree
@@ -21,7 +22,7 @@ from monge.verify.programs import Programs
 Made = TypeVar("Made")
 
 
-class _Declarations(ABC):
+class _Declarations(Part, ABC):
     """Attributes of every rule; they belong to the class, or to the object if they depend on its settings.
 
     Attributes:

@@ -65,6 +65,7 @@ FLOW_RULES: Final[Registry[FlowRule]] = Registry(
         "canonical": Canonical,
         "optimal": Optimal,
     },
+    base=FlowRule,
 )
 """The node rules that can be lifted to whole trees, by name."""
 
@@ -137,7 +138,7 @@ class Layer(Verifier):
     _rules: tuple[FlowRule, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        rule = FLOW_RULES.parse(self.inner) if isinstance(self.inner, str) else self.inner
+        rule = None if self.inner is None else FLOW_RULES.of(self.inner)
         rules = (
             tuple(dict.fromkeys((ONE_DRAW, ONE_DRAW_BESIDE, *RULE_OF.values())))
             if rule is None

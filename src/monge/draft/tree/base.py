@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.law import Law
+from monge.core.parts import Part
 from monge.core.proposal import Proposal
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import GrowingTree, TokenTree
@@ -29,7 +30,7 @@ class TreeLimits:
     max_nodes: int
 
 
-class TreeBuilder(ABC):
+class TreeBuilder(Part, ABC):
     """Grows a tree level by level, for any drafter that has a law for each node.
 
     The children of a level may depend on the text, the plan, earlier levels and the draft laws at
