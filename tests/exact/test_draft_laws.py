@@ -119,6 +119,6 @@ def test_one_draw_at_each_temperature() -> None:
         ),
     ],
 )
-def test_bad_settings(tree: str, message: str) -> None:
+def test_bad_ways_of_drawing_are_refused(tree: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         make_components(*models(), tree=tree)

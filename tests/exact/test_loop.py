@@ -120,7 +120,7 @@ def test_every_registered_part_is_enumerated() -> None:
         for loop in LOOPS
     ],
 )
-def test_model_drafter(tree: str, verifier: str, case: str) -> None:
+def test_every_tree_and_verifier_keeps_the_law(tree: str, verifier: str, case: str) -> None:
     assert (
         loop_error(
             "sparse" if case in SPARSE_CASES else "positive",

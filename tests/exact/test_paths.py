@@ -94,6 +94,6 @@ def test_paths_stay_within_the_plan(seed: int, max_nodes: int, max_depth: int) -
         ("paths(2, 0)", "paths: depth must be at least 1; got 0"),
     ],
 )
-def test_bad_sizes(tree: str, message: str) -> None:
+def test_bad_sizes_of_paths_are_refused(tree: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         make_components(*models(), tree=tree)

@@ -75,6 +75,6 @@ def test_a_truncation_that_is_not_declared_is_seen(verifier: str) -> None:
         ),
     ],
 )
-def test_bad_parts(parts: dict[str, object], message: str) -> None:
+def test_bad_truncations_of_draft_laws_are_refused(parts: dict[str, object], message: str) -> None:
     with pytest.raises(MongeError, match=message):
         make_components(*models(), **parts)  # type: ignore[arg-type]

@@ -225,7 +225,7 @@ def test_models_health_and_version(client):
     assert client.get("/version").json()["version"]
 
 
-def test_other_paths_and_methods(client):
+def test_unknown_paths_and_methods_are_refused_without_redirects(client):
     assert client.get("/v1/completions").status_code == 405
     assert "error" in client.get("/v1/completions").json()
     for path in ("/v1/nothing", "/docs", "/v1/models/", "/health/"):
@@ -258,7 +258,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_bodies(client, name):
+def test_bodies_that_are_no_json_objects_are_refused(client, name):
     content, headers, message = BROKEN[name]
     for path in PATHS:
         answer = client.post(path, content=content, headers=headers)

@@ -61,7 +61,7 @@ LATE = ALPHABET.index(LETTERS[4])
     ids=str,
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_ended_a_text_is_said(client, fields, reason, finish, stream):
+def test_the_stop_reason_of_a_text_is_told(client, fields, reason, finish, stream):
     if stream:
         answer = client.post("/v1/completions", json=START | fields | {"stream": True})
         chunks = [json.loads(line[6:]) for line in answer.text.split("\n\n")[:-2]]

@@ -132,7 +132,7 @@ def counted(client, name, label):
     return {one.labels.get(label): one.value for one in told if one.name == name}
 
 
-def test_they_are_counted():
+def test_requests_and_drafts_are_counted_by_controller():
     with TestClient(toy_app(toy_decoder(controller=OFFERED))) as client:
         none = {"controller": "fixed", "max_depth": 0}
         for asked in (None, True, {"controller": "fixed"}, none, {"adaptive": False}, False):
@@ -245,7 +245,7 @@ def test_a_prompt_is_profiled_for_those_who_ask():
     ],
     ids=str,
 )
-def test_lists_that_cannot_be(controllers, message):
+def test_bad_lists_of_controllers_are_refused(controllers, message):
     with pytest.raises(OptionError, match=message):
         toy_decoder(controller=controllers, latency=COSTS)
 
