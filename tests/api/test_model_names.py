@@ -56,12 +56,12 @@ def test_the_nearest_folder_is_named(asked, tmp_path, monkeypatch):
         ("two words", "NAME or OWNER/NAME"),
     ],
 )
-def test_what_cannot_be_a_model_is_refused(name, message):
+def test_names_that_cannot_be_a_model_are_refused(name, message):
     with pytest.raises(ModelLoadError, match=message):
         monge.load(name)
 
 
-def test_what_the_cache_holds_needs_no_hub(asked, monkeypatch):
+def test_a_cached_model_is_loaded_without_asking_the_hub(asked, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: "/cached")
     hub.check_model_name("somebody/something")
     assert asked == []

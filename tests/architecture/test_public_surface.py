@@ -16,7 +16,7 @@ def test_surface_is_small_and_complete():
     assert (PACKAGE / "py.typed").is_file()
 
 
-def test_nothing_leaks():
+def test_every_public_name_of_the_package_is_exported():
     values = {name: value for name, value in vars(monge).items() if not name.startswith("_")}
     names = {name for name, one in values.items() if not isinstance(one, types.ModuleType)}
     assert names <= set(monge.__all__)

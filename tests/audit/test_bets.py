@@ -200,7 +200,7 @@ def test_deviations_are_found_and_named(kind):
 @pytest.mark.parametrize(
     ("num_tokens", "deviation", "repeats"), [(10_000, 0.03, 50), (100_000, 0.01, 20)]
 )
-def test_power(kind, num_tokens, deviation, repeats):
+def test_a_deviation_of_the_stated_size_is_found(kind, num_tokens, deviation, repeats):
     laws = random_laws(np.random.default_rng(1))
     drawn = [DEVIATIONS[kind](law.masses, deviation) for law in laws]
     found = sum(is_rejected(audit(laws, drawn, num_tokens, seed)) for seed in range(repeats))

@@ -96,7 +96,7 @@ def test_wrong_servers_fail(name, found, tmp_path):
 @pytest.mark.parametrize(
     ("inconclusive", "kind"), [("fail", InconclusiveError), ("skip", unittest.SkipTest)]
 )
-def test_what_cannot_be_judged_is_neither(inconclusive, kind):
+def test_a_server_that_cannot_be_judged_neither_passes_nor_fails(inconclusive, kind):
     other = ToyTable(5)
     server = ToyServer(PlainEngine(target=other), table=other)
     with pytest.raises(kind, match="could not be judged.*same weights"):

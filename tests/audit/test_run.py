@@ -126,7 +126,7 @@ def test_a_reference_needs_logprobs_of_prompts():
         asyncio.run(ask())
 
 
-def test_references_agree():
+def test_the_references_of_an_audit_agree():
     async def both() -> None:
         async with client_of(ToyServer(PLAIN)) as client:
             twin = ServerReference(client, eos_names=EOS_NAMES, num_top=12)

@@ -21,7 +21,7 @@ TOP = {name: math.log(prob) for name, prob in PROBS.items()}
     ],
     ids=str,
 )
-def test_sampling_rules(rules, masses):
+def test_sampling_rules_give_the_law_of_told_logprobs(rules, masses):
     law = law_of_logprobs(TOP, rules)
     assert law is not None
     np.testing.assert_allclose(law.masses, masses)

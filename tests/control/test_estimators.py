@@ -36,7 +36,7 @@ def test_the_censored_estimate_recovers_acceptance(acceptance: float, largest: i
         assert sum(count for _, count in rounds) / drafted < acceptance - 0.1
 
 
-def test_what_is_known_of_nothing() -> None:
+def test_estimates_without_observations_are_the_prior() -> None:
     assert censored_acceptance([], (3, 1)) == 0.75
     assert censored_acceptance([(2, 2)], (0, 0), 0.98) == 0.98
     assert DepthCounts().acceptance(3) == (0.75, 0.75, 0.75)

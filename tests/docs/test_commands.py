@@ -109,7 +109,7 @@ def test_the_commands_that_audit_other_engines_exist(name):
     parse(words)
 
 
-def test_what_does_not_exist_is_found():
+def test_unknown_commands_and_options_in_the_docs_are_found():
     with pytest.raises(Exception, match=r"No such option: --urls"):
         parse(["audit", "--urls", "http://a"])
     with pytest.raises(Exception, match="No such command 'audits'"):

@@ -33,7 +33,7 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(built_in("target"))
 
 
-def test_instructions(tokenizer):
+def test_the_instruction_format_writes_a_conversation(tokenizer):
     text = tokenizer.decode(InstructionFormat(tokenizer).encode(TURNS))
     assert (
         text == "Be brief.\n\nInstruction: Name a colour.\nResponse: Red.\n\nInstruction: "
@@ -41,7 +41,7 @@ def test_instructions(tokenizer):
     )
 
 
-def test_template(tokenizer):
+def test_a_chat_template_writes_a_conversation(tokenizer):
     ids = TemplateFormat(tokenizer, TEMPLATE).encode(TURNS[1:2])
     assert ids[0] == 0, "the template's own special token"
     assert tokenizer.decode(ids[1:]) == "user: Name a colour.\nassistant:"
@@ -80,7 +80,7 @@ def test_a_template_may_rewrite_a_text(tokenizer):
     assert tokenizer.decode(form.encode(TURNS[1:2])) == "user: NAME A COLOUR."
 
 
-def test_no_template():
+def test_a_conversation_without_a_chat_template_is_refused():
     with pytest.raises(OptionError, match="no chat template; complete a plain prompt"):
         NoFormat().encode(TURNS)
 
@@ -91,7 +91,7 @@ def test_a_template_cannot_reach_out_of_its_sandbox(tokenizer):
         TemplateFormat(tokenizer, template).encode(TURNS[1:2])
 
 
-def test_choice(tokenizer, tmp_path):
+def test_the_chat_format_is_chosen_by_option_and_model(tokenizer, tmp_path):
     assert isinstance(chat_format(tokenizer, None, is_built_in=True), InstructionFormat)
     assert isinstance(chat_format(tokenizer, None, is_built_in=False), NoFormat)
     assert isinstance(chat_format(tokenizer, "instruction", is_built_in=False), InstructionFormat)

@@ -297,7 +297,7 @@ def read_prompts(model, texts):
 
 @pytest.mark.parametrize("lengths", [(1,), (2,), (130,), (9, 4, 7), (100, 1, 60)])
 @pytest.mark.parametrize("prompt_tokens", [None, 20], ids=["all", "short ones"])
-def test_what_follows_a_prompt(compiled, lengths, prompt_tokens):
+def test_compiled_logits_after_a_prompt_are_those_of_the_network(compiled, lengths, prompt_tokens):
     step, texts = compiled(target()), dict(enumerate(prompts(lengths, seed=4)))
     step.prompt_tokens = prompt_tokens or step.prompt_tokens
     expected = read_prompts(HfTreeModel(target()), texts)

@@ -77,7 +77,7 @@ def assert_equal_rounds(models, blocks, kept):
         "gpt2",
     ],
 )
-def test_node_logits(device, name, attention):
+def test_captured_logits_are_those_of_the_network(device, name, attention):
     capture, own = pretend.Rerun(), placed(network(name, attention), device)
     step = capture_forward(own, capture)
     growth = RandomGrowth(
@@ -92,7 +92,7 @@ def test_node_logits(device, name, attention):
 
 @pytest.mark.parametrize("num_nodes", [1, 3, 64, 65])
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_sizes(device, num_nodes, num_rows):
+def test_captured_logits_at_every_batch_and_block_size(device, num_nodes, num_rows):
     capture = pretend.Rerun()
     models = both(network("llama", "sdpa"), device, capture)
     texts = dict(enumerate(prompts((300, 1, 20)[:num_rows], seed=3)))
@@ -123,7 +123,7 @@ def test_decoding_records_nothing_that_it_has(device, monkeypatch):
     assert counts[3] == counts[40], "widths 1, 2 and 4 were all there"
 
 
-def test_what_a_replay_reads_is_kept(device):
+def test_tensors_that_a_replay_reads_are_kept(device):
     """A replay reads the addresses of its recording: memory that nobody held would be somebody else's by then."""
     own, captures = placed(network("llama", "sdpa"), device), [pretend.Rerun()]
     step = capture_forward(own, lambda work: captures[-1](work))  # noqa: PLW0108 (the last one then)
@@ -143,7 +143,7 @@ def test_what_a_replay_reads_is_kept(device):
     assert all(one() is not None for one in read)
 
 
-def test_few_are_kept(device, monkeypatch):
+def test_few_graphs_are_kept(device, monkeypatch):
     monkeypatch.setattr(cuda_graph, "MAX_GRAPHS", 2)
     capture = pretend.Rerun()
     model = captured_model(placed(network("llama", "sdpa"), device), capture)
@@ -374,7 +374,7 @@ class TestPrepared:
         assert_equal_rounds(models, {0: NodeBlock.chain((5, 9))}, (0,))
 
 
-def test_what_a_step_gave_stays(device):
+def test_logits_of_a_step_survive_the_next_replay(device):
     """The next repetition writes its own to the same place."""
     model = captured_model(placed(network("llama", "sdpa"), device), pretend.Rerun())
     model.open({0: (5, 6)})
@@ -384,7 +384,7 @@ def test_what_a_step_gave_stays(device):
     assert torch.equal(first.cpu(), before)
 
 
-def test_hidden_states(device):
+def test_captured_hidden_states_are_those_of_the_network(device):
     target = network("llama", "sdpa")
     own, capture = placed(target, device), pretend.Rerun()
     ours = HfTreeModel(

@@ -88,7 +88,7 @@ def test_drafters_without_a_draft_model(device, drafter, rules):
         *((kind, {"tree": "fixed_width((2, 2))"}) for kind in ("eagle3", "shape")),
     ],
 )
-def test_heads(device, tmp_path, kind, settings):
+def test_heads_on_a_device_write_the_text_of_the_cpu(device, tmp_path, kind, settings):
     target = network("llama", "sdpa")
     if kind in HEADS:
         KINDS[kind](target.config.hidden_size, VOCAB).write(tmp_path)
@@ -123,7 +123,7 @@ def test_cut_laws_of_a_draft_vocabulary(device, tmp_path, verifier, tree):
     ids=["sampled", "greedy", "truncated"],
 )
 @pytest.mark.parametrize("name", ["mistral_window", "gemma3", "mixtral", "bloom"])
-def test_families(device, name, rules):
+def test_every_family_on_a_device_writes_the_text_of_the_cpu(device, name, rules):
     target, draft = network(name, "eager"), perturbed(network(name, "eager"))
     expected, _ = written(target, draft, {}, rules)
     assert written(placed(target, device), placed(draft, device), {}, rules)[0] == expected

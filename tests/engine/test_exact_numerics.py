@@ -26,7 +26,7 @@ class Nudged(HfTreeModel):
         }
 
 
-def test_one_bit_is_found():
+def test_logits_that_differ_by_one_bit_are_refused():
     with pytest.raises(
         UnsupportedModelError, match=r"depend on how many tokens.*backend='compiled'"
     ):

@@ -73,7 +73,7 @@ def read(step, spec, batch, nodes, capacity=64):
         for name in TREE_FAMILIES
     ],
 )
-def test_one_program_a_kind_and_width(name, attention):
+def test_one_program_is_compiled_per_kind_and_width_of_layer(name, attention):
     """Of layers with equal code, whatever the number of layers, rows beyond one, and columns."""
     attention = "eager" if name == "gemma2" else attention  # it has no other here
     target, compile_ = own(name, attention), Counting()
@@ -122,7 +122,7 @@ def test_no_weight_is_stored_twice(name, merged):
 
 
 @pytest.mark.slow
-def test_decoding():
+def test_compiled_layers_decode_in_captured_graphs():
     """In graphs, behind texts, with trees and batches that are padded, beside hidden states."""
     target, compile_, capture = own("llama"), Counting("aot_eager"), pretend.Rerun()
     step = capture_forward(target, capture, (0, 1, 2), LayerCompiler(compile_))
@@ -191,7 +191,7 @@ class TestFallback:
 
 
 @pytest.mark.slow
-def test_machine_code():
+def test_layers_compiled_by_inductor_have_the_logits_of_the_network():
     """By Inductor, on a CPU."""
     target = own("llama")
     step = capture_forward(target, pretend.Rerun(), (), LayerCompiler(compile_with_inductor))

@@ -99,7 +99,7 @@ READ = {
 
 
 @pytest.mark.parametrize(("rules", "texts", "others"), READ.values(), ids=READ)
-def test_what_is_accepted(decoder, rules, texts, others):
+def test_gbnf_accepts_the_texts_of_its_rules_alone(decoder, rules, texts, others):
     state = decoder.grammars.compile(Grammar.ebnf(rules))
     assert [text for text in texts if not accepts(decoder, state, text)] == []
     assert [text for text in others if accepts(decoder, state, text)] == []
@@ -134,7 +134,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("rules", "message"), REFUSED.items(), ids=range(len(REFUSED)))
-def test_what_cannot_be_read_is_refused_by_its_place(decoder, rules, message):
+def test_bad_gbnf_is_refused_by_line_and_column(decoder, rules, message):
     with pytest.raises(OptionError, match=f"grammar: ebnf: {message}"):
         decoder.generate("a", grammar=Grammar.ebnf(rules))
 

@@ -270,7 +270,7 @@ def test_whitespace_that_is_left_to_the_model_is_bounded(decoder):
     assert count >= 32
 
 
-def test_what_the_library_says_where_it_gives_up_reaches_the_user(decoder):
+def test_the_error_of_the_grammar_library_reaches_the_user(decoder):
     """Counted repetitions compile at once, and grow while the text does."""
     with pytest.raises(GrammarError, match="too many expressions constructed"):
         decoder.generate("a", grammar="regex:((a{1,100}){1,100}){1,100}", max_new_tokens=100)

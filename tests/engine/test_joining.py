@@ -192,7 +192,7 @@ def read_beside(neighbours, **options):
     return target.pieces
 
 
-def test_others_wait_no_longer_for_a_piece_of_a_prompt_than_they_may():
+def test_a_chunk_of_a_prompt_takes_no_longer_than_its_limit():
     pieces = read_beside(1, piece_s=0.25)
     assert sum(pieces) == 399
     assert max(pieces) * 0.01 <= 0.25

@@ -180,7 +180,7 @@ RARE = pytest.mark.slow
     ],
     ids=str,
 )
-def test_each_text_of_a_mixed_batch_is_that_of_its_request(
+def test_every_request_of_a_mixed_batch_has_its_own_text(
     device, monkeypatch, tmp_path, settings, head, backend
 ):
     host, whole = pair(device, monkeypatch, tmp_path, settings, head, backend)

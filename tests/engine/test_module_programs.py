@@ -209,7 +209,7 @@ def test_other_numbers_are_refused_and_not_kept(backend, monkeypatch, tmp_path):
     assert not list(folder.iterdir())
 
 
-def test_what_cannot_be_traced_runs_as_it_is(backend):
+def test_a_module_that_cannot_be_traced_runs_eagerly(backend):
     class Branching(torch.nn.Module):
         def forward(self, states):
             return (states if bool(states.sum() > 0) else -states,)
@@ -253,7 +253,7 @@ class TestTogether:
         assert all(torch.equal(program(states)[0], expected) for program in programs)
         assert len(made) == 2
 
-    def test_one_that_is_called_before_is_made_alone(self, caplog):
+    def test_a_program_called_before_the_others_are_made_is_compiled_alone(self, caplog):
         host, made = self.make()
         (states,) = rows(2, HIDDEN)
         program = host.module_program(OutputLayer(host.network), (states[:1],))

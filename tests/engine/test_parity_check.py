@@ -67,7 +67,7 @@ def test_larger_errors_are_refused(dtype, is_small, monkeypatch):
 
 @pytest.mark.parametrize("is_small", [True, False])
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_rounded_networks(kind, is_small, monkeypatch):
+def test_rounded_networks_are_checked_against_themselves(kind, is_small, monkeypatch):
     require("compiled")
     model = round_weights(target(), kind)
     monkeypatch.setattr(parity_check, "_is_small", lambda _: is_small)
@@ -124,7 +124,7 @@ def test_not_a_number_is_refused():
         assert difference([nan], [torch.ones(2, 3)], exact, torch.float32, 1e-3) is not None
 
 
-def test_modules():
+def test_modules_with_other_numbers_are_refused():
     layer, like = OutputLayer(target()), (torch.zeros(1, 32),)
     check_module(layer, layer, like, "compiled")
     with pytest.raises(

@@ -119,7 +119,7 @@ def penalised(token_ids, scores, num_prompt_tokens=1, **settings):
     return processor(token_ids, scores)
 
 
-def test_formulas():
+def test_penalties_and_biases_follow_their_formulas():
     texts, scores = torch.tensor([[0, 1, 2, 2]]), torch.tensor([[2.0, -2.0, 1.0, 4.0]])
     for settings, expected in (
         ({"repetition_penalty": 2.0}, [1.0, -4.0, 0.5, 4.0]),
@@ -137,7 +137,7 @@ def test_repetition_is_that_of_transformers():
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-def test_refusals():
+def test_bad_penalties_and_masks_are_refused():
     with pytest.raises(OptionError, match=r"logit_bias: token ids must lie in 0..2; got 3"):
         text_processors(1, VOCAB, logit_bias={3: 1.0})
     with pytest.raises(OptionError, match="repetition_penalty must be positive"):

@@ -109,7 +109,7 @@ def test_stored_programs_are_loaded_without_a_word(said):
     assert said() == ([], [])
 
 
-def test_what_cannot_be_compiled_runs_eagerly(said):
+def test_a_network_that_cannot_be_compiled_runs_eagerly(said):
     model = model_of(target(), make_step=refused, make_module=refused)
     with pytest.warns(UserWarning, match="is not used, the network runs eagerly: no compiler"):
         logits = read(model)

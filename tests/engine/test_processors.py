@@ -129,7 +129,7 @@ def output_law(make, tree, rule):
 
 
 @pytest.mark.parametrize(("tree", "rule"), sorted(LOOPS))
-def test_exact_law(tree, rule):
+def test_a_processor_with_state_keeps_the_law_under_every_rule(tree, rule):
     make = Counter if rule == "multipath_block" else Grammar
     assert law_error(output_law(make, tree, rule), law_of_plain_decoding(make)) < 1e-12
 

@@ -70,7 +70,7 @@ def test_surprisal_and_entropy_are_those_of_the_last_tokens(length: int, chunk: 
     assert profile.entropy == pytest.approx(math.fsum(entropies) / len(places))
 
 
-def test_what_is_known_is_not_read_again() -> None:
+def test_a_known_prompt_profile_is_not_read_again() -> None:
     model = TabularModel(RandomTable(VOCAB, 3), VOCAB)
     known = PromptProfile(token_ids=(0, 1, 2), surprisal=1.5, entropy=0.5)
     found = profiles_of(model, known, PromptProfile(token_ids=(2, 1)))

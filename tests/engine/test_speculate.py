@@ -67,7 +67,7 @@ def token_after(row, index):
     ],
     ids=str,
 )
-def test_parts(speculative):
+def test_every_drafter_tree_and_verifier_writes_the_greedy_text(speculative):
     plain, ours = both(repetition_penalty=1.2, speculative=speculative)
     assert torch.equal(ours, plain)
 
@@ -125,7 +125,7 @@ def test_maximal_length_and_time(settings, length):
     assert ours.shape[1] <= length
 
 
-def test_return_dict():
+def test_return_dict_holds_the_sequences_of_plain_decoding():
     plain, ours = both(return_dict_in_generate=True)
     assert isinstance(ours, GenerateDecoderOnlyOutput)
     assert torch.equal(ours.sequences, plain.sequences)
@@ -186,7 +186,7 @@ def test_criteria_see_what_plain_decoding_shows_them(rows, eos, whole_batch):
     assert len(recorders[0].seen) < NUM_TOKENS, "the criterion was to stop something"
 
 
-def test_stop_strings():
+def test_stop_strings_end_the_text_of_speculate():
     tokenizer = letter_tokenizer()
     words = [letters((token_after(row, 4), token_after(row, 5))) for row in range(4)]
 

@@ -54,7 +54,7 @@ def plain() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("drafter", NAMED)
-def test_named_drafters(drafter: str) -> None:
+def test_a_named_drafter_drafts_the_greedy_text(drafter: str) -> None:
     assert torch.equal(
         target().generate(**SETTINGS, custom_generate=monge.speculate, drafter=drafter), plain()
     )
@@ -69,7 +69,7 @@ def test_a_draft_model_of_shorter_context() -> None:
 
 @pytest.mark.parametrize("kind", ["shape", "mtp", "eagle3"])
 @pytest.mark.parametrize("tree", [None, "best_first(6, 2, 3)"])
-def test_heads(heads: dict[str, Path], kind: str, tree: str | None) -> None:
+def test_a_head_drafts_the_greedy_text(heads: dict[str, Path], kind: str, tree: str | None) -> None:
     ours = target().generate(
         **SETTINGS, custom_generate=monge.speculate, draft_model=heads[kind], tree=tree
     )
@@ -111,7 +111,7 @@ def test_a_head_drafts_under_the_rules_of_the_request(
     assert drafter.rules == SamplingRules(temperature=0.7, top_k=9)
 
 
-def test_what_does_not_fit_is_refused(heads: dict[str, Path], tmp_path: Path) -> None:
+def test_drafters_that_do_not_fit_are_refused(heads: dict[str, Path], tmp_path: Path) -> None:
     host, made = target(), eagle3(HIDDEN * 2, VOCAB).write(tmp_path / "wide")
     with pytest.raises(OptionError, match="states 64 wide"):
         host.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=made)

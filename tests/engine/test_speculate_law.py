@@ -183,7 +183,7 @@ def test_draft_law_takes_the_warpers_that_both_libraries_have():
     assert draft_rules(processors_of(CASES["typical"])) == SamplingRules()
 
 
-def test_seeds():
+def test_a_seed_of_speculate_repeats_its_texts():
     first, again, other = (samples({}, 20, seed) for seed in (5, 5, 6))
     assert first == again != other
     assert len(set(first)) > 5, "rows have draws of their own"

@@ -63,12 +63,12 @@ REFUSED = {
 
 @pytest.mark.filterwarnings("ignore")  # transformers warns of some combinations before it calls us
 @pytest.mark.parametrize(("settings", "message"), REFUSED.values(), ids=REFUSED)
-def test_refused(settings, message):
+def test_settings_that_speculate_cannot_honour_are_refused(settings, message):
     with pytest.raises(MongeError, match=message):
         speculate(**settings)
 
 
-def test_filled_cache():
+def test_a_filled_cache_is_refused():
     target, inputs = network("llama"), padded(ROWS[:1])
     keyword = cache_keyword(target)
     cache = DynamicCache(config=target.config)
@@ -104,7 +104,7 @@ def test_keywords_of_a_later_host_that_say_nothing_are_accepted(later):
     assert torch.equal(handed(target, **later), handed(target))
 
 
-def test_what_the_forward_takes_anyway_is_accepted():
+def test_default_values_of_forward_arguments_are_accepted():
     target = copy.deepcopy(network("llama"))
     target.__class__ = Scaled
     assert torch.equal(handed(target, logit_power=1), handed(network("llama")))
@@ -131,7 +131,7 @@ def test_a_filled_or_static_cache_is_refused_under_any_keyword(later):
         handed(network("llama"), later=cache)
 
 
-def test_inputs_beside_the_text():
+def test_model_inputs_beside_the_text_are_refused():
     with pytest.raises(OptionError, match="model inputs beside the text: token_type_ids"):
         network("gpt2").generate(
             **padded(ROWS),
@@ -142,7 +142,7 @@ def test_inputs_beside_the_text():
 
 
 @pytest.mark.filterwarnings("ignore")  # T5 has no settings of its own for the length
-def test_encoder_decoder():
+def test_an_encoder_decoder_is_refused():
     sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 4, "d_ff": 16}
     sizes |= {"num_layers": 1, "num_heads": 2}
     model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)).eval()
@@ -150,7 +150,7 @@ def test_encoder_decoder():
         model.generate(torch.tensor([[3, 4]]), max_new_tokens=2, custom_generate=monge.speculate)
 
 
-def test_longer_than_the_context():
+def test_a_text_longer_than_the_context_is_refused():
     target = network("llama", max_position_embeddings=16)
     with pytest.raises(ContextLengthError, match="exceeds the target's context length of 16"):
         target.generate(
@@ -167,5 +167,5 @@ def test_generate_drops_the_tokenizer_of_stop_strings():
         speculate(stop_strings=["a"])
 
 
-def test_nothing_to_stop_for_is_no_trap():
+def test_an_empty_list_of_stopping_criteria_is_accepted():
     assert speculate(stopping_criteria=StoppingCriteriaList()).shape == (2, 10)

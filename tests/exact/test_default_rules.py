@@ -118,7 +118,7 @@ def test_every_tree_and_way_of_drawing_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_is_legal(shape: str) -> None:
+def test_the_default_verifier_of_every_tree_is_legal(shape: str) -> None:
     builder = TREES.parse(shape)
     rule, limits = default_of(builder), builder.limits
     assert unsupported_reason(rule, limits.proposes, limits.max_width) is None

@@ -66,7 +66,7 @@ def test_none_is_left_out() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("drafter", MADE)
-def test_lossless(drafter: str, temperature: float) -> None:
+def test_every_drafter_keeps_the_law(drafter: str, temperature: float) -> None:
     case = Case(
         prompt=(0, 2, 0, 1, 0),
         horizon=2,

@@ -4,6 +4,7 @@ The written text has the target's law, to the last digits.
 """
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
@@ -15,16 +16,14 @@ from monge.core.errors import MongeError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
-from monge.engine.components import Components
-from monge.engine.loop import run_round
-from monge.engine.opening import open_sessions
-from monge.engine.session import Request, Session
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import exact_law, law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.testing.decoding import Case, target_law
+from monge.testing.oracle import law_error
+from monge.testing.tabular import Style, TabularModel
 from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
+from tests.engine.laws import loop_law
 from tests.kit.known_bad import WithoutReplacementAsIid
+from tests.kit.tables import loop_error, table
 from tests.verify.programs import remembered_programs  # noqa: F401
 
 SHAPES = {
@@ -63,9 +62,8 @@ LARGE_CASES = {
 VOCAB = 3
 
 
-def models(style: str) -> tuple[TabularModel, TabularModel]:
-    target = RandomTable(VOCAB, 11, style)  # type: ignore[arg-type]
-    return TabularModel(target, VOCAB), TabularModel(RandomTable(VOCAB, 23, style), VOCAB)  # type: ignore[arg-type]
+def models(style: Style = "positive") -> list[TabularModel]:
+    return [table(seed, VOCAB, style=style) for seed in (11, 23)]
 
 
 def legal(tree: str, verifier: str) -> bool:
@@ -120,16 +118,9 @@ def test_every_registered_part_is_enumerated() -> None:
         for loop in LOOPS
     ],
 )
-def test_model_drafter(tree: str, verifier: str, case: str) -> None:
-    assert (
-        loop_error(
-            "sparse" if case in SPARSE_CASES else "positive",
-            CASES[case],
-            tree=tree,
-            verifier=verifier,
-        )
-        < 1e-12
-    )
+def test_every_tree_and_verifier_keeps_the_law(tree: str, verifier: str, case: str) -> None:
+    style = "sparse" if case in SPARSE_CASES else "positive"
+    assert error(CASES[case], style, tree=tree, verifier=verifier) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -150,19 +141,18 @@ def test_model_drafter(tree: str, verifier: str, case: str) -> None:
 def test_rules_that_can_be_enumerated_with_other_settings(
     tree: str, verifier: str, case: str
 ) -> None:
-    assert loop_error("sparse", CASES[case], tree=tree, verifier=verifier) < 1e-12
+    assert error(CASES[case], "sparse", tree=tree, verifier=verifier) < 1e-12
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", LARGE_CASES.values(), ids=LARGE_CASES)
 @pytest.mark.parametrize(("tree", "verifier"), MODEL_COMBINATIONS)
 def test_model_drafter_over_several_rounds(tree: str, verifier: str, case: Case) -> None:
-    assert loop_error("positive", case, tree=tree, verifier=verifier) < 1e-12
+    assert error(case, tree=tree, verifier=verifier) < 1e-12
 
 
-def loop_error(style: str, case: Case, **components: str) -> float:
-    output = output_law(lambda: make_components(*models(style), **components), case)  # type: ignore[arg-type]
-    return law_error(output, target_law(models(style)[0], case))
+def error(case: Case, style: Style = "positive", **parts: object) -> float:
+    return loop_error(partial(models, style), case, **parts)
 
 
 WITHOUT_A_MODEL = [
@@ -194,19 +184,14 @@ WITHOUT_A_MODEL = [
 )
 def test_drafters_without_a_model(drafter: str, verifier: str, case: str) -> None:
     chosen = replace(CASES[case], prompt=(0, 2, 0, 1, 0))
-    target, _ = models("ties")
-    output = output_law(
-        lambda: make_components(models("ties")[0], drafter=drafter, verifier=verifier), chosen
-    )
-    assert law_error(output, target_law(target, chosen)) < 1e-12
+    parts = {"drafter": drafter, "verifier": verifier}
+    assert loop_error(lambda: models("ties")[:1], chosen, **parts) < 1e-12
 
 
 @pytest.mark.parametrize("verifier", ENUMERABLE)
 def test_the_default_tree_of_every_verifier(verifier: str) -> None:
     """With no tree named, the library's own choice is legal, and exact."""
-    case = Case(horizon=1, max_new_tokens=2)
-    output = output_law(lambda: make_components(*models("positive"), verifier=verifier), case)
-    assert law_error(output, target_law(models("positive")[0], case)) < 1e-12
+    assert error(Case(horizon=1, max_new_tokens=2), verifier=verifier) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -216,10 +201,7 @@ def test_neighbours_in_the_batch_change_nothing(slot: int) -> None:
     case = Case(
         horizon=2, max_new_tokens=3, neighbours=((1, 2, 1), (2,)), slot=slot, eos_ids=frozenset({2})
     )
-    make = lambda: make_components(  # noqa: E731
-        *models("positive"), tree="fixed_width((2, 1), 'iid')", verifier="rrs"
-    )
-    assert law_error(output_law(make, case), target_law(models("positive")[0], case)) < 1e-12
+    assert error(case, tree="fixed_width((2, 1), 'iid')", verifier="rrs") < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -249,18 +231,12 @@ def test_limits_of_a_request_keep_the_law(
     tree: str, verifier: str, limits: DraftPlan, adaptive: bool
 ) -> None:
     case = Case(max_new_tokens=3, limits=limits, adaptive=adaptive)
-    make = lambda: make_components(  # noqa: E731
-        *models("positive"), tree=tree, verifier=verifier, controller="fsm"
-    )
-    assert law_error(output_law(make, case), target_law(models("positive")[0], case)) < 1e-12
+    assert error(case, tree=tree, verifier=verifier, controller="fsm") < 1e-12
 
 
 def test_drafting_under_other_rules_than_the_targets() -> None:
     case = Case(horizon=2, max_new_tokens=3, rules=SamplingRules(temperature=0.7))
-    make = lambda: make_components(  # noqa: E731
-        *models("positive"), tree="chain(2)", verifier="single_draft", draft_temperature=1.8
-    )
-    assert law_error(output_law(make, case), target_law(models("positive")[0], case)) < 1e-12
+    assert error(case, tree="chain(2)", verifier="single_draft", draft_temperature=1.8) < 1e-12
 
 
 def test_a_repetition_penalty_sees_every_node_with_its_own_path() -> None:
@@ -275,36 +251,21 @@ def test_a_repetition_penalty_sees_every_node_with_its_own_path() -> None:
 
     case = Case(horizon=2, max_new_tokens=3)
 
-    class Penalised:
-        def __call__(self, text: tuple[int, ...]) -> list[float]:
-            logits = (
-                torch.tensor(models("positive")[0].table(text), dtype=torch.float64).log().float()
-            )
-            return torch.softmax(
-                penalise(torch.tensor([text]), logits[None])[0].double(), dim=-1
-            ).tolist()
+    def law_after(text: tuple[int, ...]) -> list[float]:
+        logits = torch.tensor(models()[0].table(text), dtype=torch.float64).log().float()
+        scores = penalise(torch.tensor([text]), logits[None])[0]
+        return torch.softmax(scores.double(), dim=-1).tolist()
 
-    def run(draws):  # type: ignore[no-untyped-def]
-        components = make_components(
-            *models("positive"), tree="fixed_width((2, 1), 'iid')", verifier="rrs"
-        )
-        request = Request(
-            prompt_ids=case.prompt,
-            max_new_tokens=3,
-            rules=case.rules,
-            seed=0,
-            draws=draws,
-            processors=(penalise,),
-        )
-        session = Session(request, 0)
-        open_sessions([session], components)
-        while session.finish_reason is None and session.num_generated < case.horizon:
-            run_round([session], components)
-        return session.completion_ids[: case.horizon]
-
-    truth = target_law(TabularModel(Penalised(), VOCAB), case)
-    assert law_error(exact_law(run), truth) < 1e-12
-    plain = target_law(models("positive")[0], replace(case, rules=SamplingRules()))
+    output = loop_law(
+        lambda: make_components(*models(), tree="fixed_width((2, 1), 'iid')", verifier="rrs"),
+        case.horizon,
+        case.prompt,
+        make_processors=lambda: (penalise,),
+        seed=0,
+    )
+    truth = target_law(TabularModel(law_after, VOCAB), case)
+    assert law_error(output, truth) < 1e-12
+    plain = target_law(models()[0], case)
     assert law_error(truth, plain) > 1e-2  # the processor does something
 
 
@@ -319,16 +280,10 @@ ILLEGAL = [
 @pytest.mark.parametrize(("tree", "verifier"), ILLEGAL)
 def test_illegal_pairs_are_refused_and_legal_ones_named(tree: str, verifier: str) -> None:
     with pytest.raises(MongeError, match="legal here: .*target_walk"):
-        make_components(*models("positive"), tree=tree, verifier=verifier)
+        make_components(*models(), tree=tree, verifier=verifier)
 
 
 def test_an_unchecked_illegal_pair_would_be_biased() -> None:
     """The refusal is needed: what it refuses changes the law."""
     case = Case(horizon=1, max_new_tokens=2)
-
-    def make() -> Components:
-        return make_components(
-            *models("positive"), tree="fixed_width((2,))", verifier=WithoutReplacementAsIid()
-        )
-
-    assert law_error(output_law(make, case), target_law(models("positive")[0], case)) > 1e-3
+    assert error(case, tree="fixed_width((2,))", verifier=WithoutReplacementAsIid()) > 1e-3

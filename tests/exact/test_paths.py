@@ -1,6 +1,7 @@
 """Independent paths as one tree with multiplicities, in the real loop."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -13,21 +14,19 @@ from monge.core.errors import OptionError
 from monge.core.proposal import Iid, PathDraws
 from monge.core.tree import GrowingTree
 from monge.draft.tree.paths import Paths
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.testing.decoding import Case
+from monge.testing.tabular import TabularModel
 from tests.kit.strategies import dense_law
+from tests.kit.tables import loop_error, table
 
 VOCAB = 2
 
 
-def models() -> tuple[TabularModel, TabularModel]:
-    return TabularModel(RandomTable(VOCAB, 5), VOCAB), TabularModel(RandomTable(VOCAB, 17), VOCAB)
+def models() -> list[TabularModel]:
+    return [table(5, VOCAB), table(17, VOCAB)]
 
 
-def error(case: Case, **parts: object) -> float:
-    output = output_law(lambda: make_components(*models(), **parts), case)  # type: ignore[arg-type]
-    return law_error(output, target_law(models()[0], case))
+error = partial(loop_error, models)
 
 
 @pytest.mark.parametrize("verifier", ["rrs", "k_seq", "traversal", "multipath_block"])
@@ -66,11 +65,8 @@ def test_a_node_draws_once_for_every_path_that_reaches_it() -> None:
     assert [tree.multiplicity(node) for node in grown] == [2, 1]
     assert builder.expand(tree, grown, (law, law), DraftPlan(), TapeDraws([0.1, 0.9, 0.3])) == ()
     finished = builder.finish(tree, DraftPlan())
-    assert [proposal.width for proposal in finished.proposals if isinstance(proposal, Iid)] == [
-        3,
-        2,
-        1,
-    ]
+    widths = [proposal.width for proposal in finished.proposals if isinstance(proposal, Iid)]
+    assert widths == [3, 2, 1]
     assert finished.candidates[:3] == ((1, 1, 2), (3, 4), (5,))
     assert finished.num_nodes - 1 <= builder.limits.max_nodes == 6
 
@@ -87,13 +83,7 @@ def test_paths_stay_within_the_plan(seed: int, max_nodes: int, max_depth: int) -
     assert max(finished.depths) <= min(3, max_depth)
 
 
-@pytest.mark.parametrize(
-    ("tree", "message"),
-    [
-        ("paths(0, 2)", "paths: num_paths must be at least 1; got 0"),
-        ("paths(2, 0)", "paths: depth must be at least 1; got 0"),
-    ],
-)
-def test_bad_sizes(tree: str, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
+@pytest.mark.parametrize(("tree", "name"), [("paths(0, 2)", "num_paths"), ("paths(2, 0)", "depth")])
+def test_bad_sizes_of_paths_are_refused(tree: str, name: str) -> None:
+    with pytest.raises(OptionError, match=f"paths: {name} must be at least 1; got 0"):
         make_components(*models(), tree=tree)

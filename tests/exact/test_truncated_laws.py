@@ -1,26 +1,26 @@
 """Draft laws cut to their most probable tokens and declared as such, in the real loop."""
 
+from functools import partial
+
 import pytest
 
 from monge.api import make_components
 from monge.core.errors import MongeError
 from monge.core.sampling_rules import SamplingRules
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.testing.decoding import Case
+from monge.testing.tabular import TabularModel
 from tests.kit.known_bad import KNOWN_BAD_TREES
+from tests.kit.tables import loop_error, table
 
-VOCAB = 4
+VOCAB, WARM = 4, "fixed_width((2,), 'temperatures')"
 ONE_TOKEN = Case(horizon=1, max_new_tokens=2)
 
 
-def models() -> tuple[TabularModel, TabularModel]:
-    return TabularModel(RandomTable(VOCAB, 5), VOCAB), TabularModel(RandomTable(VOCAB, 17), VOCAB)
+def models() -> list[TabularModel]:
+    return [table(5, VOCAB), table(17, VOCAB)]
 
 
-def error(case: Case, **parts: object) -> float:
-    output = output_law(lambda: make_components(*models(), **parts), case)  # type: ignore[arg-type]
-    return law_error(output, target_law(models()[0], case))
+error = partial(loop_error, models)
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,8 @@ def test_truncation_narrows_the_requests_own_rules() -> None:
     rules = SamplingRules(temperature=0.6, top_k=3, top_p=0.9)
     case = Case(horizon=2, max_new_tokens=2, rules=rules)
     assert error(case, tree="chain(2)", verifier="single_draft", draft_top_k=2) < 1e-12
-    assert (
-        error(case, tree="chain(2)", verifier="single_draft", draft_top_k=2, draft_temperature=1.5)
-        < 1e-12
-    )
+    parts = {"draft_top_k": 2, "draft_temperature": 1.5}
+    assert error(case, tree="chain(2)", verifier="single_draft", **parts) < 1e-12
     assert rules.within_top(2) == SamplingRules(temperature=0.6, top_k=2, top_p=0.9)
     assert rules.within_top(5) == rules
     assert SamplingRules().within_top(5) == SamplingRules(top_k=5)
@@ -65,16 +63,10 @@ def test_a_truncation_that_is_not_declared_is_seen(verifier: str) -> None:
         ({"draft_top_k": 0}, "draft top_k must be at least 1, or None .*; got 0"),
         ({"draft_top_k": 2, "drafter": "ngram"}, "drafter 'ngram' takes no"),
         ({"draft_top_k": 2, "drafter": "model(top_k=3)"}, "drafter 'model': top_k is given twice"),
-        (
-            {"tree": "fixed_width((2,), 'temperatures((1,), temperatures=(1,))')"},
-            "temperatures is given twice",
-        ),
-        (
-            {"tree": "fixed_width((2,), 'temperatures')", "verifier": "k_seq"},
-            "these are drawn as Independent; legal here: .*canonical",
-        ),
+        ({"tree": "chain(2, 'temperatures((1,), temperatures=(1,))')"}, "temperatures is given tw"),
+        ({"tree": WARM, "verifier": "k_seq"}, "drawn as Independent; legal here: .*canonical"),
     ],
 )
-def test_bad_parts(parts: dict[str, object], message: str) -> None:
+def test_bad_truncations_of_draft_laws_are_refused(parts: dict[str, object], message: str) -> None:
     with pytest.raises(MongeError, match=message):
         make_components(*models(), **parts)  # type: ignore[arg-type]

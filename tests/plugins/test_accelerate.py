@@ -291,7 +291,7 @@ def test_tokens_of_equal_scores_are_kept_as_the_host_keeps_them(target, tree, ru
         assert torch.equal(scores.isfinite(), outputs.scores[step].isfinite())
 
 
-def test_a_pipeline(built_in_pair):
+def test_a_pipeline_of_an_accelerated_model_writes_the_same_text(built_in_pair):
     target, tokenizer = built_in_pair
     pipe = pipeline("text-generation", model=copy.deepcopy(target), tokenizer=tokenizer)
     settings = {"max_new_tokens": 12, "do_sample": False}
@@ -303,7 +303,7 @@ def test_a_pipeline(built_in_pair):
 
 
 @pytest.mark.parametrize("place", ["call", "config"])
-def test_stop_strings(built_in_pair, place):
+def test_stop_strings_end_the_text_of_generate(built_in_pair, place):
     target, tokenizer = built_in_pair
     inputs = tokenizer("The history of", return_tensors="pt", return_token_type_ids=False)
     given = {"stop_strings": [" Countries"], "do_sample": False, "max_new_tokens": 20}

@@ -59,7 +59,7 @@ def test_a_streamer_arrives():
     assert recorder.seen[1:] == [*output[:, 11:].T.tolist(), "end"]
 
 
-def test_criteria_arrive():
+def test_stopping_criteria_arrive():
     token = int(plain()[0, 15])
 
     class StopAt(StoppingCriteria):

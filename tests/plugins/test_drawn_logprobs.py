@@ -103,7 +103,7 @@ def host_processors(model, settings, extra=()):
 @pytest.mark.parametrize(
     ("name", "law"), [*product(["model", "history"], LAWS), ("tree", "all"), ("none", "all")]
 )
-def test_they_are_those_of_a_plain_forward(name, law):
+def test_drawn_logprobs_are_those_of_a_plain_forward(name, law):
     model = model_with(name)
     settings = SHORT | LAWS[law] | {"eos_token_id": None, "seed": 5}
     if name == "history":
@@ -171,7 +171,7 @@ def test_texts_are_the_same_without_them_and_nothing_is_kept_then(monkeypatch):
     assert not hasattr(plain, "raw_logprobs")
 
 
-def test_they_need_an_output_that_can_hold_them():
+def test_drawn_logprobs_need_a_dictionary_output():
     model = model_with("none")
     with pytest.raises(OptionError, match="output_logprobs needs return_dict_in_generate=True"):
         model.generate(**ROWS, max_new_tokens=2, output_logprobs=True)

@@ -114,7 +114,7 @@ def test_the_text_is_that_of_generate(family, case):
 
 # Each compiles a network; `test_accelerate_compiled.py` has the texts of one.
 @cases(is_slow=lambda place, case: True)
-def test_so_is_the_text_of_compiled_forwards(programs, family, case):
+def test_the_text_of_compiled_forwards_is_that_of_generate(programs, family, case):
     with suppress(BackendError):  # positions from the order of tokens
         programs(network(family))
     check(*pair(family, "compiled"), case)

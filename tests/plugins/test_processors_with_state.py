@@ -153,7 +153,7 @@ def test_grammars_of_rows_are_an_error_that_names_the_processor():
         both(fresh=lambda: {"logits_processor": [RowGrammars()]})
 
 
-def test_what_cannot_be_copied():
+def test_a_processor_that_cannot_be_copied_serves_one_row():
     with pytest.warns(UserWarning, match="the processor Locked cannot be copied"):
         plain, ours = both(ROWS[:1], lambda: {"logits_processor": [Locked()]})
     assert ours == plain

@@ -84,14 +84,14 @@ QUIET = {
 
 
 @pytest.mark.parametrize(("make", "named"), ACTING.values(), ids=ACTING)
-def test_what_acts_is_named(make, named):
+def test_modules_that_act_in_training_mode_are_named(make, named):
     model = make().train()
     assert any(named in one for one in acting_modules(model)), acting_modules(model)
     assert acting_modules(model.eval()) == []
 
 
 @pytest.mark.parametrize("make", QUIET.values(), ids=QUIET)
-def test_what_does_not_act_is_not(make):
+def test_quiet_modules_in_training_mode_are_not_named(make):
     assert acting_modules(make().train()) == []
 
 

@@ -34,7 +34,7 @@ def _stored(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("backend", [None, "compiled"])
-def test_each_step_is_followed(backend, kind):
+def test_rollouts_follow_every_optimizer_step(backend, kind):
     seen, num_runs = train(backend, **kind)
     assert len(seen) == STEPS
     assert len(set(seen)) > 1, "the policy learned nothing, so that old weights would pass"
@@ -42,7 +42,7 @@ def test_each_step_is_followed(backend, kind):
 
 
 @pytest.mark.parametrize("backend", [None, "compiled"])
-def test_two_processes(backend):
+def test_rollouts_of_two_processes_follow_the_weights(backend):
     # On a CPU without MPI the launcher has several processes under this name only; they speak gloo.
     command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
     command += ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]

@@ -149,7 +149,7 @@ def changed(vllm, before):
 
 
 @pytest.mark.parametrize("settings", [None, {}, {"verifier": "vllm"}])
-def test_nothing_changes_unless_it_is_asked_for(vllm, settings):
+def test_vllm_is_unchanged_without_settings(vllm, settings):
     before = vllm.functions
     register()
     manager = vllm.start(settings, v2=True, method="unknown")
@@ -166,7 +166,7 @@ def test_nothing_changes_unless_it_is_asked_for(vllm, settings):
     ],
     ids=str,
 )
-def test_what_is_asked_for_changes(vllm, settings, expected, caplog):
+def test_settings_change_the_functions_of_vllm(vllm, settings, expected, caplog):
     before = vllm.functions
     register()
     register()

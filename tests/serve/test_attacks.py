@@ -281,7 +281,7 @@ def test_reasonable_chunks_are_served(length, size):
         assert answer_on(connection).split()[1] == b"200"
 
 
-def test_what_is_no_http_gets_an_error_in_the_usual_form():
+def test_malformed_http_gets_a_json_error():
     with live(toy_app()) as url, connected(url) as connection:
         connection.sendall(b"hello\r\n\r\n")
         head, _, body = answer_on(connection).partition(b"\r\n\r\n")

@@ -46,7 +46,7 @@ def test_models_and_a_completion(client):
     assert answer.model_extra["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
 
 
-def test_chat(client):
+def test_the_openai_client_chats_and_streams(client):
     answer = client.chat.completions.create(
         model="toy", messages=TURNS, seed=1, max_completion_tokens=12, logprobs=True, top_logprobs=2
     )

@@ -92,7 +92,7 @@ def test_sigterm_finishes_what_runs_and_takes_no_connection_meanwhile(server):
         ("--threads 0", "--threads must be at least 1"),
     ],
 )
-def test_options_that_cannot_be(arguments, message):
+def test_bad_serve_options_are_refused(arguments, message):
     result = CliRunner().invoke(app, ["serve", "--port", "0", *arguments.split()])
     assert result.exit_code == 2
     assert message in result.stderr
@@ -108,7 +108,7 @@ def test_an_open_address_is_said(monkeypatch):
     assert "secret" not in guarded.stderr
 
 
-def test_what_was_loaded_is_left_out_of_collections(monkeypatch):
+def test_loaded_objects_are_frozen_for_the_garbage_collector(monkeypatch):
     """A full collection over it is a pause of a third of a second, for all who wait."""
     frozen = []
     noted = lambda *_, **__: frozen.append(gc.get_freeze_count())  # noqa: E731

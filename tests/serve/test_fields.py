@@ -11,7 +11,6 @@ PROMPT = "once upon"
 START = {"prompt": PROMPT, "max_tokens": 30, "seed": 1}
 TURNS = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "well"}]
 CHAT = "/v1/chat/completions"
-TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def ask(client, path="/v1/completions", **fields):
@@ -62,7 +61,7 @@ LATE = ALPHABET.index(LETTERS[4])
     ids=str,
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_ended_a_text_is_said(client, fields, reason, finish, stream):
+def test_the_stop_reason_of_a_text_is_told(client, fields, reason, finish, stream):
     if stream:
         answer = client.post("/v1/completions", json=START | fields | {"stream": True})
         chunks = [json.loads(line[6:]) for line in answer.text.split("\n\n")[:-2]]
@@ -121,8 +120,6 @@ def test_scores_of_a_prompt(client):
         assert choice["logprobs"]["top_logprobs"][: len(PROMPT)] == echo["top_logprobs"]
     chat = ask(client, CHAT, messages=TURNS[:1], max_tokens=1, prompt_logprobs=0)
     assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
-    refused = error_of(client, **START, prompt_logprobs=1, stream=True)
-    assert (refused["param"], "stream=true" in refused["message"]) == ("prompt_logprobs", True)
 
 
 def test_tokens_of_texts_and_of_conversations(client):
@@ -135,55 +132,6 @@ def test_tokens_of_texts_and_of_conversations(client):
     text = "Instruction: hello\nResponse: well\n\nResponse:"
     ids = client.post("/tokenize", json={"messages": TURNS}).json()["tokens"]
     assert ids == list(toy_decoder().encode(text))
-
-
-@pytest.mark.parametrize(
-    ("path", "fields", "param", "message"),
-    [
-        ("/tokenize", {}, "prompt", "send prompt or messages"),
-        ("/tokenize", {"prompt": "a", "messages": TURNS}, "prompt", "send it or messages"),
-        ("/tokenize", {"prompt": "a", "tools": [TOOL]}, "prompt", "send it or messages"),
-        ("/tokenize", {"prompt": "a", "seed": 1}, "seed", "another endpoint"),
-        ("/detokenize", {"tokens": []}, "tokens", "non-empty list of token ids"),
-        ("/detokenize", {"tokens": [30]}, "tokens", "token ids must lie in 0..29"),
-        ("/detokenize", {"tokens": "a"}, "tokens", "non-empty list of token ids"),
-        (CHAT, {"messages": TURNS[:1], "continue_final_message": True}, "messages", "assistant's"),
-        (
-            CHAT,
-            {"messages": TURNS, "add_generation_prompt": False},
-            "add_generation_prompt",
-            "must be the opposite of continue_final_message",
-        ),
-        (
-            CHAT,
-            {"messages": TURNS, "chat_template_kwargs": {"a": 1}},
-            "chat_template_kwargs",
-            "no template that takes any",
-        ),
-        ("/v1/completions", {"prompt": "a", "bad_words": [""]}, "bad_words.0", "at least 1"),
-        ("/v1/completions", {"prompt": "a", "bad_words": [" "]}, "bad_words", "expected a word"),
-        ("/v1/completions", {"prompt": "a", "bad_words": ["\ud800"]}, "bad_words.0", "unicode"),
-        (
-            "/v1/completions",
-            {"prompt": "a", "allowed_token_ids": [99]},
-            "allowed_token_ids",
-            "token ids must lie in 0..29",
-        ),
-        (
-            "/v1/completions",
-            {"prompt": "a", "allowed_token_ids": [0], "min_tokens": 2},
-            "allowed_token_ids",
-            "leave none of these tokens",
-        ),
-    ],
-    ids=str,
-)
-def test_refusals_name_the_field(client, path, fields, param, message):
-    content = json.dumps(fields)
-    answer = client.post(path, content=content, headers={"content-type": "application/json"})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, param), error
-    assert message in error["message"]
 
 
 def test_more_tokens_than_fit_are_cut_by_an_option():

@@ -125,7 +125,7 @@ def test_no_body_is_answered_with_a_5xx(client, description, path):
 
 
 @given(st.binary(max_size=200))
-def test_bytes(client, content):
+def test_random_bytes_are_answered_with_400(client, content):
     answer = client.post("/v1/completions", content=content, headers=JSON)
     assert answer.status_code == 400
     assert "error" in answer.json()
@@ -139,5 +139,5 @@ PATHS = (
 
 
 @given(st.sampled_from(METHODS), st.sampled_from(PATHS))
-def test_methods_and_paths(client, method, path):
+def test_random_methods_and_paths_get_no_5xx(client, method, path):
     assert client.request(method, path).status_code < 500

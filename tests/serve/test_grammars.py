@@ -71,7 +71,7 @@ def helper(monkeypatch):
     return started
 
 
-def test_one_that_takes_too_long_is_refused_while_others_are_served(url):
+def test_a_grammar_that_compiles_too_long_is_refused_while_others_are_served(url):
     with ThreadPoolExecutor() as pool:
         heavy = pool.submit(ask, url, structured_outputs={"json": HEAVY})
         assert ask(url).status_code == 200
@@ -104,7 +104,7 @@ def test_large_ones_of_many_clients_are_refused_one_after_the_other(helper):
         assert "96 MiB of memory" in str(error)
 
 
-def test_one_on_which_the_library_crashes_is_refused(url):
+def test_a_grammar_that_crashes_the_library_is_refused(url):
     """Each definition takes a piece of the stack."""
     names = [f"a{number}" for number in range(3000)]
     chain = {name: {"$ref": f"#/$defs/{after}"} for name, after in pairwise(names)}

@@ -87,7 +87,7 @@ def test_a_field_is_ignored_with_a_header_or_refused(client, strict, path, name,
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_what_asks_for_nothing_is_not_listed_and_typing_errors_are_refused(client, strict, path):
+def test_neutral_fields_are_not_listed_and_misspelt_ones_are_refused(client, strict, path):
     fields = {"store": False, "service_tier": "auto", "user": None, "metadata": None}
     assert IGNORED not in client.post(path, json=BODIES[path] | fields).headers
     assert client.post(path, json=BODIES[path] | {"of_a_later_version": None}).status_code == 200
@@ -138,7 +138,7 @@ def templated(request):
     ],
     ids=str,
 )
-def test_what_the_template_reads_is_honoured(templated, path, fields):
+def test_fields_that_the_chat_template_reads_are_honoured(templated, path, fields):
     name = "input" if path == RESPONSES else "messages"
     plain = {"max_output_tokens" if path == RESPONSES else "max_tokens": 2, name: TURNS}
     answers = [templated.post(path, json=body) for body in (plain, plain | fields)]

@@ -71,7 +71,7 @@ def test_functions_are_told_to_the_user(client):
         assert text.index('"f"') < text.index("\n\nhi")
 
 
-def test_what_no_way_writes_is_refused_with_its_number(client):
+def test_a_message_that_no_template_writes_is_refused_with_its_number(client):
     client_format = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
     decoder = monge.load()
     decoder.chat_format = TemplateFormat(decoder.tokenizer, client_format)

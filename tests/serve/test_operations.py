@@ -115,7 +115,7 @@ def test_lines_of_the_log(form):
     ],
     ids=repr,
 )
-def test_files_of_keys_that_cannot_be(tmp_path, lines, message):
+def test_bad_files_of_keys_are_refused(tmp_path, lines, message):
     file = tmp_path / "keys"
     file.write_text(lines)
     with pytest.raises(OptionError, match=message) as caught:

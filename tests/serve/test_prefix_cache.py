@@ -97,7 +97,7 @@ def test_choices_of_a_long_prompt_wait_for_the_first():
     assert [one.summary.num_cached_tokens for one in ends] == [0] + [2 * len(LONG) - 1] * 3
 
 
-def test_what_is_kept_makes_room_for_what_waits():
+def test_the_prefix_cache_makes_room_for_waiting_requests():
     options = ServeOptions(kv_budget_tokens=len(LONG) + 24)
     with Scheduler(decoder(max_batch_size=2), options) as scheduler:
         submit(scheduler, generation(*LONG, tokens=20)).completion(60)

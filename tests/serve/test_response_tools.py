@@ -200,36 +200,3 @@ def test_calls_that_a_model_makes_by_itself_are_items(text, kinds):
         assert item.pop("id")
         assert (item.pop("call_id", None) is None) is (item["type"] == "message")
     assert items == whole["output"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "message"),
-    [
-        ({"input": [{"type": "function_call", "name": "f"}]}, "input.0", "call_id: required"),
-        (
-            {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "["}]},
-            "input.0.arguments",
-            "must be the text of a JSON object",
-        ),
-        (
-            {"input": [{"type": "function_call_output", "call_id": "1", "output": {}}]},
-            "input.0.output",
-            "",
-        ),
-        ({"input": [{"type": "item_reference", "id": "1"}]}, "input.0", "messages are text"),
-        (
-            {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "g"}},
-            "tool_choice",
-            "no function 'g'",
-        ),
-        ({"tools": [WEATHER, WEATHER]}, "tools", "two functions have one name"),
-        ({"tools": [{"type": "function", "function": OTHER}]}, "tools.0.name", "required"),
-    ],
-    ids=str,
-)
-def test_items_that_cannot_be_are_refused_by_name(web, fields, param, message):
-    answer = web.post("/v1/responses", json=ASKED | fields)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert error["param"].startswith(param), error
-    assert message in error["message"]

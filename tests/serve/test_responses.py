@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 SCHEMA = {
     "type": "object",
     "properties": {"coast": {"type": "boolean"}},
@@ -105,32 +103,3 @@ def test_a_schema_is_followed(official):
     assert set(json.loads(answer.output_text)) == {"coast"}
     assert answer.status == "completed"
     assert answer.text.format.name == "town"
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "message"),
-    [
-        ({"tools": [{"type": "function"}]}, "tools.0.name", "required"),
-        ({"tools": [{"type": "mcp", "name": "f"}]}, "tools.0.type", "'function'"),
-        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
-        ({"background": True}, "background", "answers are not kept"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "send the conversation"),
-        ({"input": []}, "input", "at least 1"),
-        ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
-        ({"max_output_tokens": 10**6}, "max_output_tokens", "context length of 2048 tokens"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text", "text: json_schema is missing"),
-        ({"messages": []}, "messages", ""),
-        ({"response_format": {"type": "text"}}, "response_format", "text.format"),
-    ],
-)
-def test_what_is_not_there_is_refused_in_words(web, fields, param, message):
-    answer = web.post("/v1/responses", json=ASKED | fields)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert error["param"] == param
-    assert message in error["message"]
-
-
-def test_without_input_nothing_is_written(web):
-    answer = web.post("/v1/responses", json={"max_output_tokens": 3})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")

@@ -107,7 +107,7 @@ def test_log_probabilities_are_those_of_the_law_and_of_the_model():
     assert len(raw.prompt_logprobs) == len(prompt) - 1
 
 
-def test_what_can_never_fit_is_refused_at_once():
+def test_requests_that_can_never_fit_are_refused_at_once():
     with Scheduler(decoder(max_length=100), ServeOptions(kv_budget_tokens=50)) as scheduler:
         for wrong, kind, message in (
             (

@@ -41,7 +41,7 @@ def test_neutral_values_pass_and_others_are_refused_by_name(model, name):
     assert "something else" not in error.message
 
 
-def test_true_is_not_one():
+def test_booleans_and_numbers_are_not_confused():
     assert error_of(best_of=True).param == "best_of"
     assert error_of(skip_special_tokens=1).param == "skip_special_tokens"
     assert made(length_penalty=1).length_penalty == 1
@@ -153,7 +153,7 @@ TOOL = tool()
     ],
     ids=str,
 )
-def test_conversations_that_cannot_be(fields, message):
+def test_malformed_conversations_are_refused_by_field(fields, message):
     assert message in error_of(ChatRequest, **fields).message
 
 
@@ -178,12 +178,12 @@ def test_a_part_that_is_no_text_is_named_in_one_sentence(kind):
         ("stop", ["x", "y"], ("x", "y")),
     ],
 )
-def test_one_and_several_become_a_list(name, sent, kept):
+def test_single_values_and_lists_of_prompts_and_stops_become_tuples(name, sent, kept):
     assert getattr(made(**{name: sent}), name) == kept
     assert made().stop == ()
 
 
-def test_what_belongs_together_is_taken_together():
+def test_both_names_of_the_token_limit_are_accepted_if_equal():
     made(ChatRequest, max_tokens=2, max_completion_tokens=2, logprobs=True, top_logprobs=2)
 
 

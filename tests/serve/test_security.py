@@ -210,7 +210,7 @@ HOST = "an allowed host is a name or an address without a port"
     ],
     ids=str,
 )
-def test_options_that_cannot_be(options, message):
+def test_bad_options_of_a_server_are_refused(options, message):
     with pytest.raises(OptionError, match=message):
         checked_options(ServeOptions(**options))
 

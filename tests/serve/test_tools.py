@@ -401,39 +401,6 @@ def test_grammars_let_calls_through_and_nothing_else(decoder, name, use):
 TOOLS = {"tools": [TOOL]}
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "message"),
-    [
-        (
-            TOOLS | {"tool_choice": "required", "ignore_eos": True},
-            "ignore_eos",
-            "where the text ends",
-        ),
-        (
-            TOOLS | {"structured_outputs": {"regex": "a"}},
-            "structured_outputs",
-            "only json goes with tools",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]}
-            | {"tool_choice": "required"},
-            "tools",
-            "not",
-        ),
-        (
-            {"messages": [ASKED["messages"][0] | {"role": "tool"}]},
-            "messages.0.tool_call_id",
-            "role",
-        ),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused_in_words(web, fields, param, message):
-    answer = web.post("/v1/chat/completions", json=ASKED | fields)
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"] == param
-    assert message in answer.json()["error"]["message"]
-
-
 def test_an_answer_has_its_form_or_is_a_call(official):
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "boolean"}}}
     answers = official.chat.completions.create(

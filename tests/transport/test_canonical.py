@@ -39,7 +39,7 @@ def test_selection_form_equals_relaxed_form(case):
 
 @few
 @given(THREE_LAWS, st.sampled_from([1, 2, 3, 5]), st.sampled_from(["ranked", "first"]))
-def test_truncated_program(case, num_leading, tail):
+def test_a_truncated_program_is_lossless(case, num_leading, tail):
     p, q1, q2 = case
     pair = truncated_program(p, q1, q2, num_leading=num_leading, tail=tail)
     problem = TransportProblem.from_draft_laws(p, [q1, q2])
@@ -68,7 +68,7 @@ def test_more_leading_tokens_come_closer():
 
 @very_few
 @given(THREE_LAWS, st.sampled_from([1, 3]))
-def test_tournament(case, num_leading):
+def test_a_tournament_is_lossless(case, num_leading):
     p, q1, q2 = case
     draft_laws = [q1, q2, q1]
     rounds = tournament(p, draft_laws, num_leading=num_leading)
@@ -107,7 +107,7 @@ def test_a_wrong_selection_law_would_not_be_lossless():
     assert canonical_coupling(problem, selection).law_error < 1e-15
 
 
-def test_refusals():
+def test_canonical_couplings_refuse_bad_problems():
     p, q = A
     problem = TransportProblem(target=p, candidates=CandidateLaw.iid(q, 2))
     with pytest.raises(LawError, match="every row must sum to one"):

@@ -56,12 +56,12 @@ def check_all_rules(p, q, width):
 
 @few
 @given(pairs(max_tokens=4))
-def test_rules(case):
+def test_optimal_acceptance_of_every_rule(case):
     check_all_rules(*case)
 
 
 @pytest.mark.parametrize("name", EDGES)
-def test_edges(name):
+def test_optimal_acceptance_of_every_rule_on_edge_cases(name):
     p, q, width = EDGES[name]
     check_all_rules(p, q, min(width, 4))
 

@@ -41,7 +41,7 @@ def test_residual_tokens_that_hit_a_candidate_count():
     assert nothing.is_lossless
 
 
-def test_nothing_left_to_emit():
+def test_a_coupling_whose_target_is_emitted_has_no_rest():
     problem = TransportProblem(target=P, candidates=CandidateLaw.iid(P, 1))
     coupling = Coupling.from_kernel(problem, np.eye(3))
     assert coupling.acceptance == 1.0

@@ -63,7 +63,7 @@ def test_iid_and_without_replacement(case):
 
 
 @pytest.mark.parametrize("name", EDGES)
-def test_edges(name):
+def test_optimum_of_every_way_of_drawing_on_edge_cases(name):
     p, q, width = EDGES[name]
     check_all_drawings(p, q, min(width, 4))
 
@@ -91,7 +91,7 @@ def test_greedy_and_mixed(case):
         lambda n: st.tuples(laws(n), st.lists(laws(n), min_size=1, max_size=3))
     )
 )
-def test_different_drafts(case):
+def test_optimum_of_different_draft_laws_is_the_linear_programs(case):
     p, draft_laws = case
     optimum = different_drafts_optimum(p, draft_laws)
     assert optimum.acceptance == pytest.approx(lp(p, CandidateLaw.independent(draft_laws)), abs=LP)
@@ -200,7 +200,7 @@ def test_more_candidates_never_hurt():
         assert values == sorted(values)
 
 
-def test_refusals():
+def test_the_optimum_refuses_bad_laws_and_widths():
     with pytest.raises(OptionError, match="at least one candidate"):
         iid_optimum(*A, 0)
     with pytest.raises(LawError, match="one vocabulary"):

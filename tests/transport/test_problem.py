@@ -47,7 +47,7 @@ def test_different_draft_laws():
     assert candidates[0, 2] == pytest.approx(0.2 * 0.2)
 
 
-def test_inclusion():
+def test_inclusion_probabilities_of_independent_candidates():
     np.testing.assert_allclose(CandidateLaw.iid(Q, 2).inclusion, 1.0 - (1.0 - Q) ** 2, atol=1e-15)
 
 

@@ -28,7 +28,7 @@ LAWS = [
 
 @pytest.mark.parametrize("q", LAWS)
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
-def test_against_enumeration(q, width):
+def test_prefix_containment_is_that_of_enumeration(q, width):
     np.testing.assert_allclose(
         prefix_containment(q, width), enumerated(q, width), rtol=0, atol=1e-14
     )

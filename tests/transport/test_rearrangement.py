@@ -56,7 +56,7 @@ def test_attains_the_optimum(case):
 
 
 @pytest.mark.parametrize("name", EDGES)
-def test_edges(name):
+def test_the_rearrangement_attains_the_optimum_on_edge_cases(name):
     check_attains_the_optimum(*EDGES[name])
     check_scores(*EDGES[name])
 
@@ -72,7 +72,7 @@ def test_scores_are_uniform(case):
     pairs(max_tokens=8, max_width=6),
     st.lists(st.floats(0.0, 1.0, exclude_max=True), min_size=6, max_size=6),
 )
-def test_swap_partners(case, positions):
+def test_swaps_of_scores_balance(case, positions):
     scores = Rearrangement.build(*case)
     u = np.array(positions)
     partner = scores.partners(u)
@@ -147,7 +147,7 @@ def test_deterministic_candidates_and_draws(case, num_fixed):
 
 @very_few
 @given(pairs(), st.sampled_from([0.2, 0.9]))
-def test_sub_target(case, share):
+def test_a_target_of_less_mass_is_one_with_a_rest_token(case, share):
     p, q, width = case
     direct = Rearrangement.build(share * p, q, width)
     extended = rearrangement_coupling(np.append(share * p, 1.0 - share), np.append(q, 0.0), width)

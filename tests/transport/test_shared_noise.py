@@ -105,7 +105,7 @@ def test_races_that_were_run(width: int) -> None:
     assert accepted <= iid_optimum(P, Q, width).acceptance + margin
 
 
-def test_refusals() -> None:
+def test_match_probability_refuses_bad_laws() -> None:
     with pytest.raises(OptionError, match="at least one candidate; got 0"):
         match_probability(P, Q, 0)
     with pytest.raises(LawError, match="draft law: .* sum 1.5"):

@@ -67,7 +67,7 @@ def test_depth_one_is_the_optimum_of_the_node(seed, width):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_two_paths(seed):
+def test_two_paths_lie_between_their_bounds(seed):
     target, draft = table(seed, 3), table(70 + seed, 3)
     best = solve_tree(RandomTree.from_paths(draft, depth=2, width=2), target).expected_accepted
     assert best <= layer_bound(target, draft, depth=2, width=2) + LP
@@ -119,12 +119,12 @@ def test_products_that_vanish():
     assert tree.probs.sum() == 1.0
 
 
-def test_nothing_drafted():
+def test_an_empty_tree_accepts_nothing():
     empty = RandomTree.from_children(lambda _: CandidateLaw.deterministic(2, ()), 2)
     assert solve_tree(empty, lambda _: np.array([0.5, 0.5])).expected_accepted == 0.0
 
 
-def test_refusals():
+def test_random_trees_refuse_bad_trees_and_probabilities():
     with pytest.raises(LawError, match="lack their parent"):
         RandomTree(trees=(frozenset({(0, 1)}),), probs=np.array([1.0]))
     with pytest.raises(LawError, match="sum to 1"):

@@ -46,7 +46,7 @@ WITHOUT_REPLACEMENT = TransportProblem(target=P, candidates=CandidateLaw.without
         (target_walk_acceptance(IID), 0.483000),
     ],
 )
-def test_table(value, expected):
+def test_published_values_of_the_worked_example(value, expected):
     assert value == pytest.approx(expected, abs=5.1e-7)
 
 
@@ -54,7 +54,7 @@ def test_minimal_cut_is_the_two_tokens_of_low_ratio():
     assert set(iid_optimum(P, Q, 2).tokens) == {1, 2}
 
 
-def test_accepted_masses():
+def test_accepted_masses_of_the_worked_example():
     np.testing.assert_allclose(
         rearrangement_coupling(P, Q, 2).accepted_masses, [0.36, 0.30, 0.20], atol=1e-14
     )

@@ -82,7 +82,7 @@ def test_different_drafts(weights: list[Weights], tail: str) -> None:
 
 
 @pytest.mark.parametrize("name", EDGES)
-def test_edges(name: str) -> None:
+def test_the_canonical_rule_is_lossless_on_edge_cases(name: str) -> None:
     target, draft = EDGES[name]
     for tail in ("ranked", "first"):
         for size, width in ((5, 1), (5, 2), (2, 2), (2, 3)):

@@ -71,14 +71,14 @@ def masses_of(proposal: Mixed, size: int):  # type: ignore[no-untyped-def]
 
 @settings(max_examples=12)
 @given(pair=weight_pairs(max_vocab=4))
-def test_closed_forms(pair: tuple[list[int], list[int]]) -> None:
+def test_node_rules_accept_their_closed_forms(pair: tuple[list[int], list[int]]) -> None:
     for width in (1, 2, 3):
         check_iid(pair, width)
         check_greedy(pair, width)
 
 
 @pytest.mark.parametrize("name", EDGES)
-def test_edges(name: str) -> None:
+def test_node_rules_accept_their_closed_forms_on_edge_cases(name: str) -> None:
     for width in (1, 2, 4):
         check_iid(EDGES[name], width)
         check_greedy(EDGES[name], width)
