@@ -97,7 +97,7 @@ def optimum(p: Vector, proposal: Proposal) -> float | None:
         return float(p[list(proposal.token_ids)].sum())
     if (law := proposal.draft_law) is None:
         return _solved(p, proposal)
-    q, width = dense(law, p.size), proposal.num_draws
+    q, width = dense(law, p.size), len(proposal.draft_laws)
     if proposal.may_repeat:  # races on clocks of their own are independent draws
         return mixed_optimum(p, proposal.fixed_ids, q, width).acceptance
     return without_replacement_optimum(p, q, width).acceptance
@@ -158,7 +158,7 @@ def closed_form(name: str, p: Vector, proposal: Proposal) -> float | None:
 
 
 def _by_rule(name: str, p: Vector, proposal: Proposal) -> float | None:
-    width, fixed = proposal.num_draws, list(proposal.fixed_ids)
+    width, fixed = len(proposal.draft_laws), list(proposal.fixed_ids)
     q = np.zeros(0) if (law := proposal.draft_law) is None else dense(law, p.size)
     value: float | None = None
     match name, proposal:
@@ -192,7 +192,7 @@ def inclusion(proposal: Proposal, num_tokens: int) -> Vector | None:
     """Return P(token is among the candidates), or `None` if it is not known."""
     if (law := proposal.draft_law) is None:
         return None
-    q, width = dense(law, num_tokens), proposal.num_draws
+    q, width = dense(law, num_tokens), len(proposal.draft_laws)
     if not proposal.may_repeat:
         is_short = width <= 2 or np.count_nonzero(q) <= MAX_RACES
         return distinct_inclusion(q, width) if is_short else None

@@ -24,7 +24,6 @@ from monge.core.law import DenseLaw, Law, one_hot
 from monge.core.proposal import (
     Arbitrary,
     Deterministic,
-    Independent,
     Proposal,
     WithoutReplacement,
 )
@@ -172,8 +171,5 @@ def num_tuples(proposal: Proposal) -> float:
     """Return an upper bound of the number of tuples that can be drawn."""
     if isinstance(proposal, Deterministic):
         return 1.0
-    laws = (proposal.draft_law,) * proposal.num_draws
-    if isinstance(proposal, Independent):
-        laws = proposal.laws
-    sizes = [law.sparse().probs.numel() for law in laws if law is not None]
+    sizes = [law.sparse().probs.numel() for law in proposal.draft_laws]
     return float(math.prod(sizes)) if sizes else math.inf  # closed forms only

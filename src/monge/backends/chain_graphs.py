@@ -10,7 +10,7 @@ from monge.core.levels import (
     DrawnLevels,
     LevelDraws,
     LevelShape,
-    named_tokens,
+    draw_level,
 )
 from monge.core.quantiles import independent
 from monge.core.sampling_rules import numbers_of, probs_by_numbers
@@ -71,13 +71,10 @@ class ChainGraph:
         return self._draw(self._logits)
 
     def _draw(self, logits: Tensor) -> Outputs:
-        if self._kind == "greedy":
-            largest, best = logits.max(-1)
-            token, probs = torch.where(largest.isfinite(), best, -1), None
-        else:
-            probs = probs_by_numbers(self._kind, self._rules, logits)
-            token = independent(probs.flatten(0, 1), self._uniforms.index_select(1, self._place))
-        token = named_tokens(token, self.draft_ids)
+        is_greedy = self._kind == "greedy"
+        probs = None if is_greedy else probs_by_numbers(self._kind, self._rules, logits)
+        uniforms = self._uniforms.index_select(1, self._place)
+        token = draw_level(logits, probs, uniforms, independent, self.draft_ids)
         self._token.copy_(token.clamp_min(0))
         self._drawn.index_copy_(1, self._place, token)
         self._place.add_(1)

@@ -45,9 +45,9 @@ class Proposal(ABC):
         return None
 
     @property
-    def num_draws(self) -> int:
-        """Number of draws from `draft_law`."""
-        return 0
+    def draft_laws(self) -> tuple[Law, ...]:
+        """The law of each drawn candidate, if the candidates before it are not looked at."""
+        return ()
 
     @property
     def fixed_ids(self) -> tuple[int, ...]:
@@ -101,8 +101,8 @@ class OneLaw(Proposal):
         return self.law
 
     @property
-    def num_draws(self) -> int:
-        return self.width
+    def draft_laws(self) -> tuple[Law, ...]:
+        return (self.law,) * self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,10 @@ class Independent(Proposal):
                 "Independent: give at least one draft law (no candidates at all is "
                 "Deterministic(()))"
             )
+
+    @property
+    def draft_laws(self) -> tuple[Law, ...]:
+        return self.laws
 
     def draw(self, draws: Draws) -> tuple[int, ...]:
         return tuple(draws.categorical(law) for law in self.laws)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float64
 
 from monge.core.errors import LawError, OptionError
 from monge.core.law import MASS_TOLERANCE
-from monge.core.proposal import Deterministic, Independent, Proposal
+from monge.core.proposal import Deterministic, Proposal
 from monge.transport.laws import Vector, check_fixed, check_law, check_width, dense
 
 MAX_TUPLES: Final = 1 << 18
@@ -152,17 +152,16 @@ class CandidateLaw:
         """
         if isinstance(proposal, Deterministic):
             return cls.deterministic(num_tokens, proposal.token_ids)
-        if isinstance(proposal, Independent):
-            return cls.independent([dense(law, num_tokens) for law in proposal.laws])
-        if (law := proposal.draft_law) is None:
+        if not (laws := [dense(law, num_tokens) for law in proposal.draft_laws]):
             raise LawError(
                 f"candidates: {type(proposal).__name__} has no declared law; list the joint law "
                 "with `explicit`"
             )
-        q, width = dense(law, num_tokens), proposal.num_draws
-        if proposal.may_repeat:
-            return cls.mixed(proposal.fixed_ids, q, width)
-        return cls.without_replacement(q, width)
+        if not proposal.may_repeat:
+            return cls.without_replacement(laws[0], len(laws))
+        if proposal.fixed_ids:
+            return cls.mixed(proposal.fixed_ids, laws[0], len(laws))
+        return cls.independent(laws)
 
     def __iter__(self) -> Iterator[tuple[TokenTuple, float]]:
         return zip(self.tuples, self.probs.tolist(), strict=True)

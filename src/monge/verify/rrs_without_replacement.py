@@ -58,9 +58,9 @@ class RrsWithoutReplacement(FlowRule):
     def flow(self, problem: NodeProblem) -> Flow | Emission:
         """The flow of `emit`. The residual depends on rejected tokens, so y has a closed form for a single candidate only."""
         proposal = problem.proposal
-        if proposal.num_draws == 0:
+        if proposal.draft_law is None:
             return walked(problem)
-        if proposal.num_draws == 1:
+        if len(proposal.draft_laws) == 1:
             return SingleDraft().flow(problem)
         p, scale, reach = problem.target_law, problem.scale, 1.0
         probs: dict[int, float] = {}
