@@ -17,7 +17,7 @@ from lab.acceptance.score_table import ScoreTable
 from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.lazy_laws import below
-from monge.core.proposal import Iid, Mixed, Proposal
+from monge.core.proposal import Proposal
 from monge.verify.flow import Flow, walked
 from monge.verify.functional.lines import SMALLEST_MASS
 from monge.verify.optimal import Optimal, completed
@@ -34,18 +34,15 @@ class OptimalGivenCandidates(Optimal):
     def emit(
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
     ) -> int:
-        p = target_law
-        if not isinstance(proposal, Iid | Mixed):
-            return draws.categorical(p)
-        drawn = candidates[len(proposal.fixed) :] if isinstance(proposal, Mixed) else candidates
-        if len(drawn) == 1:
-            return emitted(p, Iid(proposal.law), drawn, draws)
-        node = DraftLine.of_node(p, 1.0, proposal.law, len(drawn))
+        p, q, drawn = target_law, proposal.draft_law, candidates[len(proposal.fixed_ids) :]
+        if q is None or len(drawn) == 1:
+            return emitted(p, q, drawn, draws)
+        node = DraftLine.of_node(p, 1.0, q, len(drawn))
         token = node.enumerated_winner(drawn, draws)
         return draws.categorical(below(p, node.tokens, node.accepted)) if token is None else token
 
     def flow(self, problem: NodeProblem) -> Flow:
-        if not isinstance(problem.proposal, Iid | Mixed):
+        if problem.proposal.draft_law is None:
             return walked(problem)
         node = DraftLine.of_node(
             problem.target_law, problem.scale, problem.draft_law, len(problem.drawn)

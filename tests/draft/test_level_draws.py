@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from monge.core.context import DraftPlan
-from monge.core.draws import SeededDraws
-from monge.core.sampling_rules import SamplingRules, laws_from_logits
-from monge.core.tree import GrowingTree
-from monge.draft.level_draws import Level, draw_levels
+from monge.core.context import Context, DraftPlan
+from monge.core.draws import SeededDraws, num_drawn
+from monge.core.sampling_rules import SamplingRules
+from monge.draft.growth import TreeExpansion, draw_frontiers
 from monge.draft.tree.fixed_width import Chain, FixedWidth
 from monge.draft.tree.registry import TREES
 from tests.engine import cuda_waits
@@ -23,39 +22,46 @@ VOCAB = 9
 WHOLE = DraftPlan()
 
 
-def levels(builder, rules, plan=WHOLE, count=5, spoilt=None, *, is_first=False):
+def expansion(row, builder, rules, plan=WHOLE, draft_ids=None):
+    context = Context(request_id=row, token_ids=(0,), num_prompt_tokens=1, rules=rules)
+    return TreeExpansion(
+        context=context,
+        plan=plan,
+        draws=SeededDraws(row),
+        builder=builder,
+        rules=rules,
+        network="table",
+        draft_ids=draft_ids,
+    )
+
+
+def levels(
+    builder, rules, plan=WHOLE, count=5, spoilt=None, *, first=0, is_first=False, draft_ids=None
+):
     """First levels of several requests, whose second level is drawn next; or their roots."""
     rng = np.random.default_rng(1)
     for row in range(count):
-        tree, draws = GrowingTree(0), SeededDraws(row)
+        level = expansion(first + row, builder, rules, plan, draft_ids)
         logits = torch.from_numpy(rng.normal(size=(3, VOCAB)))
-        frontier = (0,)
-        for _ in range(2):
-            own = logits[: len(frontier)].clone()
-            if spoilt is not None and row == 1:
-                own[0] = spoilt
-            if tree.num_nodes > 1 or builder.limits.max_depth == 1 or is_first:
-                break
-            laws = laws_from_logits(logits[:1], rules)
-            frontier = tuple(builder.expand(tree, frontier, laws, plan, draws))
-        yield (
-            Level(
-                tree=tree, frontier=frontier, plan=plan, draws=draws, builder=builder, rules=rules
-            ),
-            own,
-        )
+        if not is_first and builder.limits.max_depth > 1:
+            level.grow(logits[:1])
+        own = logits[: len(level.frontier)].clone()
+        if spoilt is not None and row == 1:
+            own[0] = spoilt
+        yield level, own
 
 
 def grown(level, logits, drawn=None):
-    if drawn is None:
-        laws = laws_from_logits(logits, level.rules)
-        nodes, draws = level.frontier, level.draws
-    else:
-        laws, nodes, draws = drawn.laws, tuple(drawn.tokens), drawn.tokens
-        level.draws.skip(drawn.num_uniforms)
-    frontier = level.builder.expand(level.tree, nodes, laws, level.plan, draws)
+    level.grow(logits, drawn)
     finished = level.tree.finish()
-    return finished.token_ids, finished.candidates, tuple(frontier), level.draws.num_drawn
+    return finished.token_ids, finished.candidates, level.frontier, num_drawn(level.draws)
+
+
+def drawn_together(every):
+    """Draw levels together; return them, and what grows from them."""
+    logits = {level.request_id: own for level, own in every}
+    drawn = draw_frontiers([level for level, _ in every], logits)
+    return drawn, lambda: [grown(level, own, drawn.get(level.request_id)) for level, own in every]
 
 
 @pytest.mark.parametrize(
@@ -67,16 +73,19 @@ def grown(level, logits, drawn=None):
     "rules", [SamplingRules(), SamplingRules(temperature=0.7, top_k=6, top_p=0.9)], ids=str
 )
 @pytest.mark.parametrize("plan", [DraftPlan(), DraftPlan(max_nodes=6)], ids=["whole", "cut"])
+@pytest.mark.parametrize("draft_ids", [None, torch.arange(1, 2 * VOCAB, 2)], ids=["all", "some"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_children_are_those_of_the_builder(builder, rules, plan, device) -> None:
-    expected = [grown(*level) for level in levels(builder, rules, plan)]
-    together, logits = zip(*levels(builder, rules, plan), strict=True)
-    logits = [rows.to(device) for rows in logits]
+def test_children_are_those_of_the_builder(builder, rules, plan, draft_ids, device) -> None:
+    own = levels(builder, rules, plan, draft_ids=draft_ids)
+    expected = [grown(*level) for level in own]
+    draft_ids = None if draft_ids is None else draft_ids.to(device)
+    own = levels(builder, rules, plan, draft_ids=draft_ids)
+    every = [(level, rows.to(device)) for level, rows in own]
     with cuda_waits.counted() if device == "cuda" else nullcontext(lambda: 1) as waits:
-        drawn = draw_levels(together, logits)
+        drawn, grow = drawn_together(every)
         assert waits() == 1
-    assert any(level is not None for level in drawn)
-    assert [grown(*row) for row in zip(together, logits, drawn, strict=True)] == expected
+    assert len(drawn) > 0
+    assert grow() == expected
 
 
 def test_levels_of_several_trees_and_rules_are_drawn_apart() -> None:
@@ -86,31 +95,30 @@ def test_levels_of_several_trees_and_rules_are_drawn_apart() -> None:
     def mixture():
         every = [
             level
-            for builder, own, is_first in product(builders, rules, (False, True))
-            for level in levels(builder, own, count=2, is_first=is_first)
+            for number, given in enumerate(product(builders, rules, (False, True)))
+            for level in levels(*given[:2], count=2, first=2 * number, is_first=given[2])
         ]
         return [every[place] for place in np.random.default_rng(0).permutation(len(every))]
 
     expected = [grown(*level) for level in mixture()]
-    together, logits = zip(*mixture(), strict=True)
-    drawn = draw_levels(together, logits)
-    assert [grown(*row) for row in zip(together, logits, drawn, strict=True)] == expected
-    assert 0 < drawn.count(None) < len(drawn)
+    every = mixture()
+    drawn, grow = drawn_together(every)
+    assert grow() == expected
+    # Wide trees at temperature 0 are left to the builder.
+    assert len(drawn) == len(every) - 3 * 2 * 2
 
 
 @pytest.mark.parametrize("spoilt", [math.nan, math.inf])
 def test_a_law_that_is_not_finite_is_left_to_the_builder(spoilt) -> None:
-    together = levels(Chain(3), SamplingRules(), spoilt=spoilt)
-    drawn = draw_levels(*zip(*together, strict=True))
-    assert [one is None for one in drawn] == [False, True, False, False, False]
+    drawn, _ = drawn_together([*levels(Chain(3), SamplingRules(), spoilt=spoilt)])
+    assert [*drawn] == [0, 2, 3, 4]
 
 
 def test_fewer_tokens_than_are_drawn_are_left_to_the_builder() -> None:
     rules = SamplingRules(top_k=1)
-    together, logits = zip(*levels(FixedWidth((3,)), rules), strict=True)
-    before = [level.draws.num_drawn for level in together]
-    assert draw_levels(together, logits) == [None] * 5
-    assert [level.draws.num_drawn for level in together] == before
+    every = [*levels(FixedWidth((3,)), rules)]
+    assert drawn_together(every)[0] == {}
+    assert [num_drawn(level.draws) for level, _ in every] == [0] * 5
 
 
 @pytest.mark.parametrize(
@@ -118,17 +126,9 @@ def test_fewer_tokens_than_are_drawn_are_left_to_the_builder() -> None:
     [
         ("fixed_width((2, 2), 'top')", SamplingRules()),
         ("best_first", SamplingRules()),
-        ("chain(2)", SamplingRules(temperature=0)),
+        ("fixed_width((2, 2))", SamplingRules(temperature=0)),
     ],
 )
 def test_other_trees_are_left_to_the_builder(tree, rules) -> None:
-    one = TREES.parse(tree)
-    level = Level(
-        tree=GrowingTree(0),
-        frontier=(0,),
-        plan=DraftPlan(),
-        draws=SeededDraws(0),
-        builder=one,
-        rules=rules,
-    )
-    assert draw_levels([level], [torch.zeros(1, VOCAB)]) == [None]
+    level = expansion(0, TREES.parse(tree), rules)
+    assert drawn_together([(level, torch.zeros(1, VOCAB))])[0] == {}

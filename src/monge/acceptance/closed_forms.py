@@ -18,7 +18,6 @@ from monge.draft.tree.children import CHILDREN, children_of, way_of_drawing
 from monge.testing.oracle import OracleError, exact_law
 from monge.transport.bounds import (
     greedy_proposal,
-    iid_optimum,
     mixed_optimum,
     without_replacement_optimum,
 )
@@ -48,8 +47,6 @@ MAX_RECURSION: Final = 100_000
 _OPTIMAL: Final = frozenset({"optimal", "layer"})  # at a single node, the inner rules of `layer`
 """Rules that attain the optimum of independent draws, with or without fixed candidates."""
 
-_OF_ONE_LAW: Final = (Iid, Mixed, WithoutReplacement, SharedClocks)
-
 _KNOWN: Final = _OPTIMAL | {
     *("target_walk", "single_draft", "block", "rrs", "rrs_without_replacement", "traversal"),
     *("naive_tree", "k_seq", "greedy", "gumbel"),
@@ -69,9 +66,9 @@ def sampling_schemes(q: Vector, width: int) -> dict[str, Proposal]:
     """
     law = DenseLaw(torch.from_numpy(q.copy()))
     schemes: dict[str, Proposal] = {
-        "single": Iid(law, 1),
-        "iid": Iid(law, width),
-        "without_replacement": WithoutReplacement(law, width),
+        "single": children_of("iid", law, 1),
+        "iid": children_of("iid", law, width),
+        "without_replacement": children_of("without_replacement", law, width),
         "greedy": mixed_proposal(q, width - 1, width),
     }
     schemes |= {f"mixed({fixed})": mixed_proposal(q, fixed, width) for fixed in range(1, width - 1)}
@@ -96,21 +93,14 @@ def optimum(p: Vector, proposal: Proposal) -> float | None:
 
     `None` if no closed form is known and the law is too large for the linear program.
     """
-    best: float | None
-    match proposal:
-        case Deterministic():
-            best = float(p[list(proposal.token_ids)].sum())
-        case Iid() | SharedClocks():  # races on clocks of their own are independent draws
-            best = iid_optimum(p, dense(proposal.law, p.size), proposal.width).acceptance
-        case WithoutReplacement():
-            q = dense(proposal.law, p.size)
-            best = without_replacement_optimum(p, q, proposal.width).acceptance
-        case Mixed():
-            q = dense(proposal.law, p.size)
-            best = mixed_optimum(p, proposal.fixed, q, proposal.width).acceptance
-        case _:
-            best = _solved(p, proposal)
-    return best
+    if isinstance(proposal, Deterministic):
+        return float(p[list(proposal.token_ids)].sum())
+    if (law := proposal.draft_law) is None:
+        return _solved(p, proposal)
+    q, width = dense(law, p.size), len(proposal.draft_laws)
+    if proposal.may_repeat:  # races on clocks of their own are independent draws
+        return mixed_optimum(p, proposal.fixed_ids, q, width).acceptance
+    return without_replacement_optimum(p, q, width).acceptance
 
 
 def mixed_optima(p: Vector, q: Vector, width: int) -> list[float]:
@@ -162,40 +152,37 @@ def closed_form(name: str, p: Vector, proposal: Proposal) -> float | None:
         return None
     if isinstance(proposal, Deterministic):  # these rules walk the target where nothing is drawn
         return float(p[list(proposal.token_ids)].sum())
-    is_optimal = name in _OPTIMAL and isinstance(proposal, Iid | Mixed)
+    is_optimal = name in _OPTIMAL and proposal.draft_law is not None and proposal.may_repeat
     value = optimum(p, proposal) if is_optimal else _by_rule(name, p, proposal)
     return None if value is None else min(1.0, max(0.0, value))  # rounding of a sum of masses
 
 
 def _by_rule(name: str, p: Vector, proposal: Proposal) -> float | None:
-    q = dense(proposal.law, p.size) if isinstance(proposal, _OF_ONE_LAW) else np.zeros(0)
+    width, fixed = len(proposal.draft_laws), list(proposal.fixed_ids)
+    q = np.zeros(0) if (law := proposal.draft_law) is None else dense(law, p.size)
     value: float | None = None
     match name, proposal:
         case "gumbel", SharedClocks():
-            value = match_probability(p, q, 1) if proposal.width == 1 else None
+            value = match_probability(p, q, 1) if width == 1 else None
         case "target_walk" | "gumbel", _:  # candidates without the clocks are met by chance
             included = inclusion(proposal, p.size)
             value = None if included is None else float(p @ included)
-        case "single_draft" | "block", Iid(width=1):
+        case "single_draft" | "block", _ if width == 1:
             value = float(np.minimum(p, q).sum())
-        case "rrs", Iid():
-            value = rrs_acceptance(p, [q] * proposal.width)
-        case ("rrs", Mixed()) | ("rrs_without_replacement" | "traversal", Mixed(width=1)):
-            points = np.zeros((len(proposal.fixed), p.size))
-            points[np.arange(len(points)), list(proposal.fixed)] = 1.0
-            value = rrs_acceptance(p, [*points, *[q] * proposal.width])
-        case "rrs_without_replacement" | "traversal", Iid(width=1):
-            value = rrs_acceptance(p, [q])
         case "rrs_without_replacement" | "traversal" | "layer", WithoutReplacement():
             if recursion_calls(proposal) <= MAX_RECURSION:
-                value = rrs_without_replacement_acceptance(p, q, proposal.width)
-        case "naive_tree", Iid():
-            value = naive_tree_acceptance(p, q, proposal.width)
-        case "k_seq", Iid():
-            value = k_seq_acceptance(p, q, proposal.width)
-        case "greedy", Mixed():  # residual tokens hit fixed candidates and the other draws
-            hits = np.maximum(p - q, 0.0) * _iid_inclusion(q, proposal.width - 1)
-            value = float(p[list(proposal.fixed)].sum() + np.minimum(p, q).sum() + hits.sum())
+                value = rrs_without_replacement_acceptance(p, q, width)
+        case (("rrs" | "rrs_without_replacement" | "traversal"), _) if name == "rrs" or width == 1:
+            points = np.zeros((len(fixed), p.size))
+            points[np.arange(len(points)), fixed] = 1.0
+            value = rrs_acceptance(p, [*points, *[q] * width])
+        case "naive_tree", _:
+            value = naive_tree_acceptance(p, q, width)
+        case "k_seq", _:
+            value = k_seq_acceptance(p, q, width)
+        case "greedy", _:  # residual tokens hit fixed candidates and the other draws
+            hits = np.maximum(p - q, 0.0) * _iid_inclusion(q, width - 1)
+            value = float(p[fixed].sum() + np.minimum(p, q).sum() + hits.sum())
         case _:
             pass
     return value
@@ -203,19 +190,14 @@ def _by_rule(name: str, p: Vector, proposal: Proposal) -> float | None:
 
 def inclusion(proposal: Proposal, num_tokens: int) -> Vector | None:
     """Return P(token is among the candidates), or `None` if it is not known."""
-    included: Vector | None = None
-    match proposal:
-        case Iid() | SharedClocks():
-            included = _iid_inclusion(dense(proposal.law, num_tokens), proposal.width)
-        case Mixed():
-            included = _iid_inclusion(dense(proposal.law, num_tokens), proposal.width)
-            included[list(proposal.fixed)] = 1.0
-        case WithoutReplacement():
-            q = dense(proposal.law, num_tokens)
-            if proposal.width <= 2 or np.count_nonzero(q) <= MAX_RACES:
-                included = distinct_inclusion(q, proposal.width)
-        case _:
-            pass
+    if (law := proposal.draft_law) is None:
+        return None
+    q, width = dense(law, num_tokens), len(proposal.draft_laws)
+    if not proposal.may_repeat:
+        is_short = width <= 2 or np.count_nonzero(q) <= MAX_RACES
+        return distinct_inclusion(q, width) if is_short else None
+    included = _iid_inclusion(q, width)
+    included[list(proposal.fixed_ids)] = 1.0
     return included
 
 

@@ -24,13 +24,11 @@ from monge.core.law import DenseLaw, Law, one_hot
 from monge.core.proposal import (
     Arbitrary,
     Deterministic,
-    Iid,
-    Independent,
-    Mixed,
     Proposal,
     WithoutReplacement,
 )
 from monge.core.tree import GrowingTree
+from monge.draft.tree.children import children_of
 from monge.testing.oracle import OracleError, exact_law
 from monge.transport.bounds import acceptance_one
 from monge.transport.laws import Vector
@@ -149,7 +147,7 @@ def accepted_masses(rule: Rule, target: Law, proposal: Proposal) -> dict[int, fl
     """Return P(the rule accepts this candidate) for every token, by enumeration of draws and decisions."""
     if isinstance(proposal, SharedClocks):
         # To a rule that does not run the races, their winners are independent draws.
-        proposal = Iid(proposal.law, proposal.width)
+        proposal = children_of("iid", proposal.law, proposal.width)
 
     def accepted(draws: Draws) -> int:
         if isinstance(rule, NodeRule):
@@ -171,12 +169,7 @@ def accepted_masses(rule: Rule, target: Law, proposal: Proposal) -> dict[int, fl
 
 def num_tuples(proposal: Proposal) -> float:
     """Return an upper bound of the number of tuples that can be drawn."""
-    match proposal:
-        case Deterministic():
-            return 1.0
-        case Iid() | Mixed() | SharedClocks() | WithoutReplacement():
-            return float(proposal.law.sparse().probs.numel()) ** proposal.width
-        case Independent():
-            return math.prod(float(law.sparse().probs.numel()) for law in proposal.laws)
-        case _:  # closed forms only
-            return math.inf
+    if isinstance(proposal, Deterministic):
+        return 1.0
+    sizes = [law.sparse().probs.numel() for law in proposal.draft_laws]
+    return float(math.prod(sizes)) if sizes else math.inf  # closed forms only

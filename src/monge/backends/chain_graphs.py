@@ -10,7 +10,7 @@ from monge.core.levels import (
     DrawnLevels,
     LevelDraws,
     LevelShape,
-    named_tokens,
+    draw_level,
 )
 from monge.core.quantiles import independent
 from monge.core.sampling_rules import RuleRows, probs_from_logits, rule_rows
@@ -71,14 +71,12 @@ class ChainGraph:
         return self._draw(self._logits)
 
     def _draw(self, logits: Tensor) -> Outputs:
-        if self._kind == "greedy":
-            largest, best = logits.max(-1)
-            token, probs = torch.where(largest.isfinite(), best, -1), None
-        else:
+        probs = None
+        if self._kind != "greedy":
             num_sorted = logits.shape[-1] if self._kind == "truncated" else None
             probs = probs_from_logits(logits, RuleRows(self._rules, num_sorted))
-            token = independent(probs.flatten(0, 1), self._uniforms.index_select(1, self._place))
-        token = named_tokens(token, self.draft_ids)
+        uniforms = self._uniforms.index_select(1, self._place)
+        token = draw_level(logits, probs, uniforms, independent, self.draft_ids)
         self._token.copy_(token.clamp_min(0))
         self._drawn.index_copy_(1, self._place, token)
         self._place.add_(1)

@@ -8,7 +8,7 @@ from torch import Tensor
 from monge.core.draws import ClockDraws, Draws
 from monge.core.errors import MongeError, OptionError
 from monge.core.law import Law
-from monge.core.proposal import Proposal
+from monge.core.proposal import OneLaw
 
 
 def first_token(clocks: Float64[Tensor, " vocab"], law: Law) -> int:
@@ -38,7 +38,7 @@ def clock_draws(draws: Draws) -> ClockDraws:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedClocks(Proposal):
+class SharedClocks(OneLaw):
     """`width` draws from `law`, draft k by the race of the clocks `(depth, k, .)`, which the verifier knows.
 
     Given what is committed and drafted above, the draws are independent; but they are not

@@ -16,7 +16,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from monge.core.law import Law, one_hot, sparse_part, trusted_law
-from monge.core.proposal import Proposal
+from monge.core.proposal import DrawRows, Proposal
 from monge.core.sampling_rules import SamplingRules, probs_from_logits, rule_rows
 
 
@@ -68,49 +68,44 @@ DrawnTree = tuple[Sequence[int], Sequence[Law]]
 A token is -1 where a law is not finite or has too few tokens; the tokens below that node have no meaning."""
 
 
-class RootDraws(NamedTuple):
-    """Uniforms and sampling rules of a request's tree.
+@dataclass(frozen=True, slots=True, eq=False)
+class RootDraws:
+    """What the trees of several requests are drawn from, by request.
 
-    Attributes:
+    Args:
+        logits: Logits at the roots.
         uniforms: A uniform per node, level by level; not read at temperature 0.
-        rules: How logits become draft laws.
+        rules: How logits become draft laws; all are greedy, or none.
+        shape: Shape of the trees.
+        draft_ids: The tokens that logits are about, ascending; `None` for all.
     """
 
-    uniforms: Sequence[float]
-    rules: SamplingRules
+    logits: Mapping[int, Float[Tensor, "one vocab"]]
+    uniforms: Mapping[int, Sequence[float]]
+    rules: Mapping[int, SamplingRules]
+    shape: LevelShape
+    draft_ids: Int64[Tensor, " vocab"] | None
+
+    def rows(self, requests: Sequence[int]) -> "LevelDraws":
+        """Return the same row by row, for requests in this order."""
+        roots = torch.stack([self.logits[request] for request in requests])
+        uniforms = torch.tensor(
+            [self.uniforms[request] for request in requests], dtype=torch.float64
+        )
+        rules = [self.rules[request] for request in requests]
+        positions = uniforms.to(roots.device, non_blocking=True)
+        return LevelDraws(roots, positions, self.shape, rules, self.draft_ids)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LevelDraws:
-    """Inputs from which trees are drawn.
-
-    Args:
-        logits: Logits at the roots.
-        uniforms: See `RootDraws`.
-        shape: Shape of the trees.
-        rules: How logits become draft laws, tree by tree; all are greedy, or none.
-        draft_ids: The tokens that logits are about, ascending; `None` for all.
-    """
+    """Inputs from which trees are drawn, tree by tree; see `RootDraws`."""
 
     logits: Float[Tensor, "trees one vocab"]
     uniforms: Float64[Tensor, "trees nodes"]
     shape: LevelShape
     rules: Sequence[SamplingRules]
     draft_ids: Int64[Tensor, " vocab"] | None = None
-
-
-def draws_of(
-    requests: Sequence[int],
-    logits: Mapping[int, Float[Tensor, "one vocab"]],
-    draws: Mapping[int, RootDraws],
-    shape: LevelShape,
-    draft_ids: Int64[Tensor, " vocab"] | None,
-) -> LevelDraws:
-    """Return what the trees of requests are drawn from, in this order."""
-    roots = torch.stack([logits[request] for request in requests])
-    uniforms, rules = zip(*(draws[request] for request in requests), strict=True)
-    positions = torch.tensor(uniforms, dtype=torch.float64).to(roots.device, non_blocking=True)
-    return LevelDraws(roots, positions, shape, rules, draft_ids)
 
 
 class DrawnLevels(NamedTuple):
@@ -130,6 +125,36 @@ ReadLevel = Callable[[Int64[Tensor, "trees level"], int], Float[Tensor, "trees l
 """Reads the nodes of a level, counted from 0, and returns their logits."""
 
 
+def draw_level(
+    logits: Float[Tensor, "trees nodes vocab"],
+    probs: Float64[Tensor, "trees nodes vocab"] | None,
+    uniforms: Float64[Tensor, "trees level"],
+    draw: DrawRows,
+    draft_ids: Int64[Tensor, " vocab"] | None,
+) -> Int64[Tensor, "trees level"]:
+    """Draw the children of all nodes of a level, as many of each node.
+
+    Args:
+        logits: Logits at the nodes.
+        probs: Draft laws of the nodes; `None` at temperature 0, where the most probable token is drawn.
+        uniforms: A uniform per child.
+        draw: See `Proposal.draw_rows`.
+        draft_ids: The tokens that logits are about, ascending; `None` for all.
+
+    Returns:
+        Tokens; -1 where a law is not finite or has too few tokens.
+    """
+    if probs is None:
+        largest, best = logits.max(-1)
+        places = torch.where(largest.isfinite(), best, -1)
+    else:
+        rows = probs.flatten(0, 1)
+        places = draw(rows, uniforms.reshape(len(rows), -1)).view(len(logits), -1)
+    if draft_ids is None:
+        return places
+    return torch.where(places < 0, -1, draft_ids[places.clamp_min(0)])
+
+
 def draw_levels(given: LevelDraws, read: ReadLevel) -> DrawnLevels:
     """Draw trees level by level; the network reads every level but the last.
 
@@ -139,19 +164,13 @@ def draw_levels(given: LevelDraws, read: ReadLevel) -> DrawnLevels:
     """
     logits, shape, draft_ids = given.logits, given.shape, given.draft_ids
     token_ids, laws, first = list[Tensor](), list[Tensor](), 0
-    rules = rule_rows(given.rules, logits)
-    for level, (width, size) in enumerate(zip(shape.widths, shape.sizes, strict=True)):
-        if given.rules[0].temperature == 0:
-            largest, best = logits.max(-1)
-            drawn = torch.where(largest.isfinite(), best, -1)
-        else:
-            probs = probs_from_logits(logits, rules)
-            laws.append(probs)
-            positions = given.uniforms[:, first : first + size].reshape(-1, width)
-            draw = shape.kind.draw_rows
-            assert draw is not None, "`LevelTree.shape` asks first"
-            drawn = draw(probs.flatten(0, 1), positions).view(len(logits), size)
-        drawn = named_tokens(drawn, draft_ids)
+    is_greedy, rules = given.rules[0].temperature == 0, rule_rows(given.rules, logits)
+    for level, size in enumerate(shape.sizes):
+        probs = None if is_greedy else probs_from_logits(logits, rules)
+        laws += [] if probs is None else [probs]
+        draw, positions = shape.kind.draw_rows, given.uniforms[:, first : first + size]
+        assert draw is not None, "`LevelTree` asks first"
+        drawn = draw_level(logits, probs, positions, draw, draft_ids)
         token_ids.append(drawn)
         first += size
         if level + 1 < len(shape.widths):
@@ -203,12 +222,3 @@ class DrawnTrees:
     @cached_property
     def _known(self) -> list[list[int]]:
         return self._tokens.tolist()
-
-
-def named_tokens(
-    places: Int64[Tensor, "trees level"], draft_ids: Int64[Tensor, " vocab"] | None
-) -> Int64[Tensor, "trees level"]:
-    """Return the tokens at places of a vocabulary, -1 where there is none."""
-    if draft_ids is None:
-        return places
-    return torch.where(places < 0, -1, draft_ids[places.clamp_min(0)])

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from monge.core.levels import DrawnTrees, LevelShape, RootDraws
+from monge.core.levels import DrawnTrees, RootDraws
 from monge.core.tree import FutureTree
 
 Forward = Callable[..., tuple[Tensor, ...]]
@@ -196,12 +196,7 @@ class HeadModel(Protocol):
         ...
 
     def draw_trees(
-        self,
-        logits: Mapping[int, Float[Tensor, "one vocab"]],
-        states: Mapping[int, Float[Tensor, "one hidden"]],
-        draws: Mapping[int, RootDraws],
-        shape: LevelShape,
-        draft_ids: Int64[Tensor, " vocab"] | None,
+        self, draws: RootDraws, states: Mapping[int, Float[Tensor, "one hidden"]]
     ) -> DrawnTrees:
         """Draw trees as a `LevelModel` does; the head's states at the roots are given too."""
         ...
@@ -301,23 +296,14 @@ class PreparedModel(SequenceModel, Protocol):
 class LevelModel(SequenceModel, Protocol):
     """A network on a device that draws trees itself, so that the host waits for all levels once."""
 
-    def draw_trees(
-        self,
-        logits: Mapping[int, Float[Tensor, "one vocab"]],
-        draws: Mapping[int, RootDraws],
-        shape: LevelShape,
-        draft_ids: Int64[Tensor, " vocab"] | None = None,
-    ) -> DrawnTrees:
+    def draw_trees(self, draws: RootDraws) -> DrawnTrees:
         """Draw trees below the last committed tokens, and read all levels but the last.
 
         Whether it raises must not depend on what it draws, since the same uniforms then serve the
         rest of the text.
 
         Args:
-            logits: Logits at the roots, by sequence.
-            draws: What else they are drawn from, by sequence.
-            shape: Shape of the trees.
-            draft_ids: The tokens that logits are about, ascending; `None` for all.
+            draws: What they are drawn from, by sequence.
         """
         ...
 

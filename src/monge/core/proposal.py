@@ -39,6 +39,21 @@ class Proposal(ABC):
     draw_rows: ClassVar[DrawRows | None] = None
     may_repeat: ClassVar[bool] = True
 
+    @property
+    def draft_law(self) -> Law | None:
+        """q, the law that all drawn candidates follow; `None` if none is drawn, or if they have no law in common."""
+        return None
+
+    @property
+    def draft_laws(self) -> tuple[Law, ...]:
+        """The law of each drawn candidate, if the candidates before it are not looked at."""
+        return ()
+
+    @property
+    def fixed_ids(self) -> tuple[int, ...]:
+        """The deterministic candidates, which come before all drawn candidates."""
+        return ()
+
     @abstractmethod
     def draw(self, draws: Draws) -> tuple[int, ...]:
         """All children of the node, in drawing order; a token drawn twice is listed twice."""
@@ -60,19 +75,42 @@ class Deterministic(Proposal):
                 f"Deterministic: a candidate set has no repeats; got {self.token_ids}"
             )
 
+    @property
+    def fixed_ids(self) -> tuple[int, ...]:
+        return self.token_ids
+
     def draw(self, draws: Draws) -> tuple[int, ...]:
         return self.token_ids
 
 
+class OneLaw(Proposal):
+    """`width` candidates are drawn from `law`; the subclass says how."""
+
+    law: Law
+    width: int
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise OptionError(
+                f"{type(self).__name__}: width must be at least 1 (no candidates at all is "
+                f"Deterministic(())); got {self.width}"
+            )
+
+    @property
+    def draft_law(self) -> Law:
+        return self.law
+
+    @property
+    def draft_laws(self) -> tuple[Law, ...]:
+        return (self.law,) * self.width
+
+
 @dataclass(frozen=True, slots=True)
-class Iid(Proposal):
+class Iid(OneLaw):
     """`width` independent draws from `law`; repeats are kept."""
 
     law: Law
     width: int = 1
-
-    def __post_init__(self) -> None:
-        check_width("Iid", self.width)
 
     draw_rows = staticmethod(independent)
 
@@ -111,19 +149,20 @@ class Independent(Proposal):
                 "Deterministic(()))"
             )
 
+    @property
+    def draft_laws(self) -> tuple[Law, ...]:
+        return self.laws
+
     def draw(self, draws: Draws) -> tuple[int, ...]:
         return tuple(draws.categorical(law) for law in self.laws)
 
 
 @dataclass(frozen=True, slots=True)
-class WithoutReplacement(Proposal):
+class WithoutReplacement(OneLaw):
     """`width` draws from `law`, each conditioned on being new, in order; fewer if the support is smaller."""
 
     law: Law
     width: int
-
-    def __post_init__(self) -> None:
-        check_width("WithoutReplacement", self.width)
 
     may_repeat = False
     draw_rows = staticmethod(without_replacement)
@@ -139,7 +178,7 @@ class WithoutReplacement(Proposal):
 
 
 @dataclass(frozen=True, slots=True)
-class Mixed(Proposal):
+class Mixed(OneLaw):
     """Deterministic candidates `fixed`, then `width` independent draws from a law that gives them no mass."""
 
     fixed: tuple[int, ...]
@@ -147,7 +186,7 @@ class Mixed(Proposal):
     width: int
 
     def __post_init__(self) -> None:
-        check_width("Mixed", self.width)
+        OneLaw.__post_init__(self)
         if len(set(self.fixed)) != len(self.fixed):
             raise OptionError(f"Mixed: fixed candidates have no repeats; got {self.fixed}")
         heavy = [token for token in self.fixed if self.law.prob(token) > 0]
@@ -156,6 +195,10 @@ class Mixed(Proposal):
                 f"Mixed: the sampled law gives mass to fixed candidates {heavy}; "
                 "remove them and renormalise"
             )
+
+    @property
+    def fixed_ids(self) -> tuple[int, ...]:
+        return self.fixed
 
     def draw(self, draws: Draws) -> tuple[int, ...]:
         return self.fixed + tuple(draws.categorical(self.law) for _ in range(self.width))
@@ -186,12 +229,3 @@ def entry_for(kind: type[Proposal], table: Mapping[type[Proposal], Entry]) -> En
         f"{kind.__name__} is not in the table of "
         f"{', '.join(sorted(known.__name__ for known in table))}"
     )
-
-
-def check_width(kind: str, width: int) -> None:
-    """Raise `OptionError` unless there is at least one draw."""
-    if width < 1:
-        raise OptionError(
-            f"{kind}: width must be at least 1 (no candidates at all is "
-            f"Deterministic(())); got {width}"
-        )

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
-from monge.core.levels import DrawnTrees, LevelShape, RootDraws
+from monge.core.levels import DrawnTrees, RootDraws
 from monge.core.model import HeadModel, NodeBlock
 from monge.draft.head_run import HeadRun, Pairs, known, rows_of
 
@@ -71,16 +71,10 @@ class ChainRun(HeadRun[_Read]):
             self._texts[request].states.extend(part.split(1))
         return dict(zip(blocks, logits.split(counts), strict=True))
 
-    def draw_trees(
-        self,
-        logits: Mapping[int, Float[Tensor, "one vocab"]],
-        draws: Mapping[int, RootDraws],
-        shape: LevelShape,
-        draft_ids: Int64[Tensor, " vocab"] | None,
-    ) -> DrawnTrees:
+    def draw_trees(self, draws: RootDraws) -> DrawnTrees:
         """See `LevelForward.draw`."""
-        states = {request: known(self._texts[request].last) for request in logits}
-        return self._model.draw_trees(logits, states, draws, shape, draft_ids)
+        states = {request: known(self._texts[request].last) for request in draws.logits}
+        return self._model.draw_trees(draws, states)
 
     def end(self, requests: Sequence[int]) -> None:
         for request in requests:

@@ -4,31 +4,37 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws, can_peek
+from monge.core.draws import Draws, PeekableDraws, can_peek
 from monge.core.errors import OptionError
 from monge.core.law import Law, renamed
-from monge.core.levels import DrawnTrees, LevelShape, RootDraws, relatives
+from monge.core.levels import (
+    DrawnTrees,
+    LevelDraws,
+    LevelShape,
+    RootDraws,
+    draw_levels,
+    relatives,
+)
 from monge.core.model import NodeBlock
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
 from monge.core.tree import DrawnTokens, FutureTree, GrowingTree, TokenTree
 from monge.draft.base import AnyDraft, Capabilities, Draft, FutureDraft, State
-from monge.draft.level_draws import DrawnLevel, Level, draw_levels
 from monge.draft.tree.base import TreeBuilder, TreeLimits
-from monge.draft.tree.fixed_width import LevelTree
 
-TreeDraws = Callable[
-    [Mapping[int, Tensor], Mapping[int, RootDraws], LevelShape, Tensor | None],
-    DrawnTrees,
-]
+TreeDraws = Callable[[RootDraws], DrawnTrees]
 """Draws whole trees of the same shape, and reads all levels but the last; see `core.model.LevelModel`."""
+
+DrawnLevel = Mapping[int, tuple[Law, tuple[int, ...]]]
+"""Draft law and children of every node of a level that gets children."""
 
 
 def check_top_k(top_k: int | None) -> None:
@@ -89,22 +95,33 @@ class ReadNodes:
 
 
 @dataclass(slots=True, kw_only=True)
-class TreeExpansion(Level):
+class TreeExpansion:
     """The tree of a request, level by level.
 
     Args:
         context: The request.
+        plan: Limits of the tree.
+        draws: Randomness of the request.
+        builder: Shapes the tree.
+        rules: How logits become draft laws.
         network: Name of the network, for warnings.
         draft_ids: The tokens that logits are about, ascending; `None` for all of the target's.
 
     Attributes:
+        frontier: Nodes whose children are drawn next.
+        tree: The tree so far.
         read: The nodes that the network has read.
         drawn: The finished tree, if it was drawn at once. The network has then read its nodes with children.
     """
 
     context: Context
+    plan: DraftPlan
+    draws: Draws
+    builder: TreeBuilder
+    rules: SamplingRules
     network: str
     draft_ids: Int64[Tensor, " some"] | None = None
+    frontier: tuple[int, ...] = (0,)
     drawn: TokenTree | FutureTree | None = None
     tree: GrowingTree = field(init=False)
     read: ReadNodes = field(init=False)
@@ -128,6 +145,11 @@ class TreeExpansion(Level):
         """True if the plan allows another node."""
         return self.plan.depth(1) > 0 and self.plan.nodes(1) > 0
 
+    @property
+    def uniforms(self) -> PeekableDraws | None:
+        """The draws, if tensors of uniforms can be made of them."""
+        return self.draws if can_peek(self.draws) else None
+
     def grow(self, logits: Float[Tensor, "nodes some"], drawn: DrawnLevel | None = None) -> None:
         """Draw the children of the frontier, given its logits, and set the next frontier.
 
@@ -135,9 +157,10 @@ class TreeExpansion(Level):
             logits: The logits.
             drawn: The children, if they are drawn already.
         """
-        if drawn is not None and can_peek(self.draws):
-            self.draws.skip(drawn.num_uniforms)
-            self._expand(tuple(drawn.tokens), drawn.laws, drawn.tokens)
+        if drawn is not None:
+            tokens = {node: children for node, (_, children) in drawn.items()}
+            self._skip(sum(map(len, tokens.values())))
+            self._expand({node: law for node, (law, _) in drawn.items()}, tokens)
             return
         laws = dict(zip(self.frontier, laws_from_logits(logits, self.rules), strict=True))
         finite = {node: law for node, law in laws.items() if law is not None}
@@ -149,7 +172,7 @@ class TreeExpansion(Level):
             return
         if (ids := self.draft_ids) is not None:
             finite = {node: renamed(law, ids) for node, law in finite.items()}
-        self._expand(tuple(finite), list(finite.values()), self.draws)
+        self._expand(finite, self.draws)
 
     def attach(self, shape: LevelShape, drawn: DrawnTrees) -> bool:
         """Take a tree that is drawn and read already.
@@ -185,8 +208,7 @@ class TreeExpansion(Level):
 
     def _drawn(self, shape: LevelShape, token_ids: Sequence[int], laws: Sequence[Law]) -> TokenTree:
         parents, candidates = relatives(shape)
-        assert can_peek(self.draws), "`shape` asks first"
-        self.draws.skip(len(token_ids))
+        self._skip(len(token_ids))
         kind: Any = shape.kind
         inner = [children for children in candidates if children]
         drawn = [kind(law, len(children)) for law, children in zip(laws, inner, strict=False)]
@@ -204,18 +226,14 @@ class TreeExpansion(Level):
         )
         warnings.warn(text, stacklevel=3)
 
-    def shape(self, max_depth: int | None) -> LevelShape | None:
-        """Return the levels that can be drawn at once, or `None` if each is drawn by itself."""
-        builder = self.builder
-        if not can_peek(self.draws) or not isinstance(builder, LevelTree):
-            return None
-        return builder.shape(self.plan, self.rules, max_depth)
+    def _skip(self, count: int) -> None:
+        assert self.uniforms is not None, "only these draws are made elsewhere"
+        self.uniforms.skip(count)
 
-    def _expand(
-        self, nodes: tuple[int, ...], laws: Sequence[Law], draws: Draws | DrawnTokens
-    ) -> None:
+    def _expand(self, laws: Mapping[int, Law], draws: Draws | DrawnTokens) -> None:
         expand: Any = self.builder.expand  # drawn tokens are for a `LevelTree` only
-        self.frontier = tuple(expand(self.tree, nodes, laws, self.plan, draws))
+        grown = expand(self.tree, tuple(laws), list(laws.values()), self.plan, draws)
+        self.frontier = tuple(grown)
 
     def draft(self, state: State) -> AnyDraft[State]:
         """Return the draft with the tree, which is finished or on its way.
@@ -316,20 +334,63 @@ def expand_trees(
     drawn = _draw_trees(rows, logits, forward)
     active, depth = [row for row in rows if row.request_id not in drawn], 1
     while active:
-        # Tokens of a vocabulary of the draft's own are drawn one by one, as is all on a CPU.
-        together = [
-            row for row in active if row.draft_ids is None and not logits[row.request_id].is_cpu
-        ]
-        ready: dict[int, DrawnLevel | None] = {}
-        if together:
-            drawn = draw_levels(together, [logits[row.request_id] for row in together])
-            ready |= zip((row.request_id for row in together), drawn, strict=True)
+        # On a CPU, children are drawn one by one.
+        together = [row for row in active if not logits[row.request_id].is_cpu]
+        ready = draw_frontiers(together, logits)
         for row in active:
             row.grow(logits[row.request_id], ready.get(row.request_id))
         active, depth = [row for row in active if row.frontier], depth + 1
         if not active or (forward.max_depth is not None and depth > forward.max_depth):
             return
         logits = forward.read(active)
+
+
+def draw_frontiers(
+    rows: Sequence[TreeExpansion], logits: Mapping[int, Float[Tensor, "nodes some"]]
+) -> dict[int, DrawnLevel]:
+    """Draw the next level of many trees on a device; the host waits once for trees of the same kind.
+
+    Node by node, it would wait for every law and for every token. The children are the same, as
+    functions of the draws, up to rounding.
+
+    Args:
+        rows: The requests.
+        logits: Logits at their frontiers, by request.
+
+    Returns:
+        Levels by request. Missing are trees whose builder must draw (see `TreeBuilder.level`), and
+        levels with a law that is not finite or has fewer tokens than are drawn.
+    """
+    groups: dict[
+        tuple[LevelShape, Hashable, int], list[tuple[TreeExpansion, PeekableDraws, int]]
+    ] = {}
+    for row in rows:
+        level, draws = row.builder.level(row.tree, row.frontier, row.plan, row.rules), row.uniforms
+        if level is not None and draws is not None:
+            key = level[0], row.rules.kind, logits[row.request_id].shape[1]
+            groups.setdefault(key, []).append((row, draws, level[1]))
+    levels: dict[int, DrawnLevel] = {}
+    for (shape, *_), group in groups.items():
+        (width,), draft_ids = shape.widths, group[0][0].draft_ids
+        served = torch.cat([logits[row.request_id][:count] for row, _, count in group])[:, None]
+        rules = [row.rules for row, _, count in group for _ in range(count)]
+        uniforms = [number for _, draws, count in group for number in draws.peek(count * width)]
+        positions = torch.tensor(uniforms, dtype=torch.float64).view(-1, width)
+        positions = positions.to(served.device, non_blocking=True)
+        given = LevelDraws(served, positions, shape, rules, draft_ids)
+        drawn = DrawnTrees(range(len(rules)), draw_levels(given, _read_nothing), draft_ids)
+        nodes = map(drawn.__getitem__, range(len(rules)))
+        for row, _, count in group:
+            children = dict(zip(row.frontier, islice(nodes, count), strict=False))
+            if all(min(tokens) >= 0 for tokens, _ in children.values()):
+                levels[row.request_id] = {
+                    node: (law, tuple(tokens)) for node, (tokens, (law,)) in children.items()
+                }
+    return levels
+
+
+def _read_nothing(token_ids: Tensor, level: int) -> Tensor:
+    raise AssertionError("nothing is read below the only level")
 
 
 def _draw_trees(
@@ -340,27 +401,31 @@ def _draw_trees(
     All other requests have drawn nothing: those whose trees are of another kind, and those that
     branch and have a law that is not finite.
     """
-    groups: dict[Hashable, dict[int, tuple[TreeExpansion, LevelShape]]] = {}
+    groups: dict[Hashable, dict[int, tuple[TreeExpansion, PeekableDraws, LevelShape]]] = {}
     for row in rows if forward.draw is not None else ():
-        request = row.request_id
-        if logits[request].is_cpu:
+        request, draws = row.request_id, row.uniforms
+        if draws is None or logits[request].is_cpu:
             continue
-        if (shape := row.shape(forward.max_depth)) is not None:
+        if (shape := row.builder.shape(row.plan, row.rules, forward.max_depth)) is not None:
             key = row.builder, row.rules.kind, logits[request].shape
-            groups.setdefault(key, {})[request] = row, shape
+            groups.setdefault(key, {})[request] = row, draws, shape
     done = set[int]()
     for group in groups.values():
         assert forward.draw is not None
-        _, deepest = max(group.values(), key=lambda entry: len(entry[1].widths))
-        ids = next(row.draft_ids for row, _ in group.values())
+        deepest = max(
+            (shape for _, _, shape in group.values()), key=lambda shape: len(shape.widths)
+        )
         count = sum(deepest.sizes)
-        draws = {
-            request: RootDraws(row.draws.peek(count), row.rules)
-            for request, (row, _) in group.items()
-            if can_peek(row.draws)
-        }
-        drawn = forward.draw({request: logits[request] for request in group}, draws, deepest, ids)
-        for request, (row, shape) in group.items():
+        drawn = forward.draw(
+            RootDraws(
+                logits={request: logits[request] for request in group},
+                uniforms={request: draws.peek(count) for request, (_, draws, _) in group.items()},
+                rules={request: row.rules for request, (row, _, _) in group.items()},
+                shape=deepest,
+                draft_ids=next(row.draft_ids for row, _, _ in group.values()),
+            )
+        )
+        for request, (row, _, shape) in group.items():
             if row.attach(shape, drawn):
                 done.add(request)
             else:

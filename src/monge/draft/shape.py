@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from monge.core.levels import DrawnTrees, LevelShape, RootDraws, draw_levels, draws_of
+from monge.core.levels import DrawnTrees, RootDraws, draw_levels
 from monge.core.model import FeatureModel, Forward, NodeBlock, SequenceModel
 from monge.core.parts import built_in
 from monge.core.sampling_rules import SamplingRules
@@ -185,15 +185,10 @@ class ShapeRun(HeadRun[_ShapeText]):
             for (request, block), node_logits in zip(blocks.items(), logits, strict=True)
         }
 
-    def draw_trees(
-        self,
-        logits: Mapping[int, Float[Tensor, "one vocab"]],
-        draws: Mapping[int, RootDraws],
-        shape: LevelShape,
-        draft_ids: Int64[Tensor, " vocab"] | None,
-    ) -> DrawnTrees:
+    def draw_trees(self, draws: RootDraws) -> DrawnTrees:
         """See `LevelForward.draw`."""
-        texts = [self._texts[request] for request in logits]
+        requests = list(draws.logits)
+        texts = [self._texts[request] for request in requests]
         start = torch.cat([known(text.start) for text in texts])
         above = torch.stack([known(text.root) for text in texts])
         branched = self._head.predictor.is_branched
@@ -201,7 +196,7 @@ class ShapeRun(HeadRun[_ShapeText]):
         def read(token_ids: Tensor, level: int) -> Tensor:
             nonlocal above
             if branched:
-                above = above.repeat_interleave(shape.widths[level], 1)
+                above = above.repeat_interleave(draws.shape.widths[level], 1)
             batch, count = above.shape[:2]
             (predicted,) = self._steps[level + 1](
                 start.repeat_interleave(count, 0),
@@ -212,8 +207,8 @@ class ShapeRun(HeadRun[_ShapeText]):
             scores = self._logits(level + 2, predicted).unflatten(0, (batch, count))
             return scores if branched else scores.expand(-1, token_ids.shape[1], -1)
 
-        drawn = draw_levels(draws_of(list(logits), logits, draws, shape, draft_ids), read)
-        return DrawnTrees(list(logits), drawn, draft_ids)
+        drawn = draw_levels(draws.rows(requests), read)
+        return DrawnTrees(requests, drawn, draws.draft_ids)
 
     def end(self, requests: Sequence[int]) -> None:
         for request in requests:

@@ -14,9 +14,7 @@ from typing import Any, Final
 from monge.core.context import DraftPlan
 from monge.core.draws import num_drawn
 from monge.core.errors import DrafterError, MongeError
-from monge.core.law import Law
 from monge.core.model import draft_length
-from monge.core.proposal import Independent, Proposal
 from monge.core.tree import TokenTree, fixed_chain, root_only
 from monge.core.verdict import Verdict, VerifiedTree
 from monge.draft.base import AnyDraft, Draft
@@ -182,16 +180,10 @@ def _target_prob(laws: NodeLaws, node: int, token: int) -> float | None:
 
 def _draft_prob(tree: TokenTree, node: int) -> float | None:
     parent = tree.parents[node]
-    law = _law_of(tree.proposals[parent], tree.candidates[parent].index(node))
-    # A law has no mass for candidates beside it that were not drawn.
-    return None if law is None else law.prob(tree.token_ids[node]) or None
-
-
-def _law_of(proposal: Proposal, place: int) -> Law | None:
-    """Return the distribution that a candidate was drawn from, if it was drawn."""
-    if isinstance(proposal, Independent):
-        return proposal.laws[place]
-    return getattr(proposal, "law", None)
+    proposal = tree.proposals[parent]
+    place = tree.candidates[parent].index(node) - len(proposal.fixed_ids)
+    laws = proposal.draft_laws
+    return laws[place].prob(tree.token_ids[node]) if 0 <= place < len(laws) else None
 
 
 def _drawn_in_vain(sessions: Sequence[Session], error: Exception) -> DrafterError:

@@ -10,14 +10,7 @@ from jaxtyping import Bool, Float64
 
 from monge.core.errors import LawError, OptionError
 from monge.core.law import MASS_TOLERANCE
-from monge.core.proposal import (
-    Deterministic,
-    Iid,
-    Independent,
-    Mixed,
-    Proposal,
-    WithoutReplacement,
-)
+from monge.core.proposal import Deterministic, Proposal
 from monge.transport.laws import Vector, check_fixed, check_law, check_width, dense
 
 MAX_TUPLES: Final = 1 << 18
@@ -157,23 +150,18 @@ class CandidateLaw:
         Raises:
             LawError: For `Arbitrary` and unknown proposals.
         """
-        match proposal:
-            case Deterministic():
-                law = cls.deterministic(num_tokens, proposal.token_ids)
-            case Iid():
-                law = cls.iid(dense(proposal.law, num_tokens), proposal.width)
-            case Independent():
-                law = cls.independent([dense(law, num_tokens) for law in proposal.laws])
-            case WithoutReplacement():
-                law = cls.without_replacement(dense(proposal.law, num_tokens), proposal.width)
-            case Mixed():
-                law = cls.mixed(proposal.fixed, dense(proposal.law, num_tokens), proposal.width)
-            case _:
-                raise LawError(
-                    f"candidates: {type(proposal).__name__} has no declared law; list the joint law "
-                    "with `explicit`"
-                )
-        return law
+        if isinstance(proposal, Deterministic):
+            return cls.deterministic(num_tokens, proposal.token_ids)
+        if not (laws := [dense(law, num_tokens) for law in proposal.draft_laws]):
+            raise LawError(
+                f"candidates: {type(proposal).__name__} has no declared law; list the joint law "
+                "with `explicit`"
+            )
+        if not proposal.may_repeat:
+            return cls.without_replacement(laws[0], len(laws))
+        if proposal.fixed_ids:
+            return cls.mixed(proposal.fixed_ids, laws[0], len(laws))
+        return cls.independent(laws)
 
     def __iter__(self) -> Iterator[tuple[TokenTuple, float]]:
         return zip(self.tuples, self.probs.tolist(), strict=True)

@@ -68,9 +68,9 @@ class Canonical(FlowRule):
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
     ) -> int:
         p = target_law
-        if not isinstance(proposal, Iid | Independent):
+        if not (laws := proposal.draft_laws):
             return draws.categorical(p)  # no draw to couple with: the target walk is optimal
-        match = self._match(p, 1.0, proposal, len(candidates))
+        match = self._match(p, 1.0, laws)
         z, *others = (match.index(token) for token in candidates)
         for pair, challenger in zip(match.rounds, others, strict=True):
             if not draws.bernoulli(pair.first_prob(z, challenger)):
@@ -80,10 +80,9 @@ class Canonical(FlowRule):
         return draws.categorical(below(p, match.tokens, match.accepted))
 
     def flow(self, problem: NodeProblem) -> Flow:
-        p, scale, proposal = problem.target_law, problem.scale, problem.proposal
-        if not isinstance(proposal, Iid | Independent):
+        if not (laws := problem.proposal.draft_laws):
             return walked(problem)
-        match = self._match(p, scale, proposal, len(problem.candidates))
+        match = self._match(problem.target_law, problem.scale, laws)
         candidates = [match.index(token) for token in problem.candidates]
         accept = {
             int(match.tokens[z]): prob * match.accept_prob(z) if prob > 0.0 else 0.0
@@ -91,19 +90,19 @@ class Canonical(FlowRule):
         }
         return Flow(accept_probs=accept, token_ids=match.tokens, masses=match.accepted)
 
-    def _match(self, p: Law, scale: float, proposal: Iid | Independent, count: int) -> "_Match":
-        laws = (proposal.law,) if isinstance(proposal, Iid) else proposal.laws
-        first, *others = (law.sparse().token_ids for law in laws)
+    def _match(self, p: Law, scale: float, laws: Sequence[Law]) -> "_Match":
+        different = dict.fromkeys(laws)
+        first, *others = (law.sparse().token_ids for law in different)
         is_shared = all(ids is first for ids in others)
         tokens = first if is_shared else torch.cat([first, *others]).unique()
         target = scale * p.at(tokens).cpu().numpy()
         # One more symbol, never drafted, carries what p has elsewhere and what the scale leaves
         # out.
         with_rest = np.append(target, max(0.0, 1.0 - target.sum()))
-        drafts = [np.append(law.at(tokens).cpu().numpy(), 0.0) for law in laws]
-        drafts = drafts * count if isinstance(proposal, Iid) else drafts
+        masses = {law: np.append(law.at(tokens).cpu().numpy(), 0.0) for law in different}
+        drafts = [masses[law] for law in laws]
         rounds: tuple[PairSelection, ...] = ()
-        if count > 1:
+        if len(drafts) > 1:
             tail = "first" if self.tail == "first" else "ranked"
             rounds = tournament(with_rest, drafts, num_leading=self.size, tail=tail).rounds
         winner_law = rounds[-1].winner_law if rounds else drafts[0]

@@ -48,9 +48,8 @@ class KSeq(FlowRule):
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
     ) -> int:
         p = target_law
-        if not isinstance(proposal, Iid):
+        if (q := proposal.draft_law) is None:
             return draws.categorical(p)
-        q = proposal.law
         rho, gamma = divisors(p, q, len(candidates))
         for x in candidates:
             if draws.bernoulli(min(1.0, p.prob(x) / (rho * q.prob(x)))):
@@ -67,10 +66,10 @@ class KSeq(FlowRule):
         accepts, and is then one of the candidates with probability `1 - (1 - (q - m) / (1 -
         beta))^K`.
         """
-        proposal, candidates = problem.proposal, problem.candidates
-        if not isinstance(proposal, Iid):
+        if (q := problem.proposal.draft_law) is None:
             return walked(problem)
-        p, scale, q, width = problem.target_law, problem.scale, proposal.law, len(candidates)
+        p, scale, candidates = problem.target_law, problem.scale, problem.candidates
+        width = len(candidates)
         rho, gamma = divisors(p, q, width, scale)
         part = q.sparse()
         wanted = scale * p.at(part.token_ids)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from monge.core.proposal import Deterministic, Iid, Proposal
 from monge.verify.single_draft import SingleDraft
 
 
@@ -32,5 +31,4 @@ class NaiveTree(SingleDraft):
     """
 
     counts_hits = True
-    accepts = frozenset[type[Proposal]]({Iid, Deterministic})
     max_width = None

@@ -51,17 +51,15 @@ class Optimal(FlowRule):
     def emit(
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
     ) -> int:
-        p = target_law
-        if not isinstance(proposal, Iid | Mixed):
-            return draws.categorical(p)  # no draw to couple with: the target walk is optimal
-        drawn = candidates[len(proposal.fixed) :] if isinstance(proposal, Mixed) else candidates
-        if len(drawn) == 1:  # the maximal coupling is optimal, with nothing to lay on a line
-            return emitted(p, Iid(proposal.law), drawn, draws)
-        return decide(p, proposal.law, drawn, draws)
+        q, drawn = proposal.draft_law, candidates[len(proposal.fixed_ids) :]
+        # For a single draw, the maximal coupling is optimal, with nothing to lay on a line.
+        if q is None or len(drawn) == 1:
+            return emitted(target_law, q, drawn, draws)
+        return decide(target_law, q, drawn, draws)
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, given the positions or the candidates; the residual delivers deterministic candidates."""
-        if not isinstance(problem.proposal, Iid | Mixed):
+        if problem.proposal.draft_law is None:
             return walked(problem)
         return completed(problem, chances(problem))
 

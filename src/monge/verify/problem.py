@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence
-from monge.core.proposal import Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.proposal import Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 
@@ -31,13 +31,13 @@ class NodeProblem:
     @property
     def draft_law(self) -> Law:
         """q, the law of the drawn candidates."""
-        assert isinstance(self.proposal, Iid | Mixed | WithoutReplacement), "no single law"
-        return self.proposal.law
+        assert (law := self.proposal.draft_law) is not None, "no single law"
+        return law
 
     @property
     def fixed(self) -> tuple[int, ...]:
         """The deterministic candidates of a node that also has drawn candidates."""
-        return self.proposal.fixed if isinstance(self.proposal, Mixed) else ()
+        return self.proposal.fixed_ids
 
     @property
     def drawn(self) -> tuple[int, ...]:

@@ -23,14 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from monge.core.draws import PeekableDraws, can_peek
 from monge.core.law import DenseLaw, Law, SparseLaw
-from monge.core.proposal import (
-    Arbitrary,
-    Deterministic,
-    Iid,
-    Mixed,
-    Proposal,
-    WithoutReplacement,
-)
+from monge.core.proposal import Arbitrary, Deterministic, Proposal
 from monge.core.sampling_rules import (
     Recorder,
     RuleRows,
@@ -134,8 +127,7 @@ class Programs:
         children = tree.candidates
         if program not in _WITH_REPEATS:
             children = tuple(tuple(dict.fromkeys(siblings)) for siblings in children)
-        pairs = zip(tree.proposals, children, strict=True)
-        fixed = tuple(_num_fixed(proposal, siblings) for proposal, siblings in pairs)
+        fixed = tuple(len(proposal.fixed_ids) for proposal in tree.proposals)
         return _Question(scored, program, logits, rules, record, children, fixed, drawn_laws, draws)
 
     def _program(self, kind: type[Proposal]) -> Program | None:
@@ -183,18 +175,9 @@ class _Question:
         return self.program in _OF_CHAINS and self.children == _chain(len(self.children))
 
 
-def _num_fixed(proposal: Proposal, own: tuple[int, ...]) -> int:
-    if isinstance(proposal, Mixed):
-        return len(proposal.fixed)
-    return len(own) if isinstance(proposal, Deterministic) else 0
-
-
 def _draft_laws(tree: TokenTree) -> tuple[Law, ...]:
     """Return the draft law of every node; at leaves, whose laws are not read, that of another node."""
-    laws = [
-        proposal.law if isinstance(proposal, Iid | WithoutReplacement | Mixed) else None
-        for proposal in tree.proposals
-    ]
+    laws = [proposal.draft_law for proposal in tree.proposals]
     known = next(law for law in laws if law is not None)
     return tuple(known if law is None else law for law in laws)
 

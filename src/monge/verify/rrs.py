@@ -8,7 +8,7 @@ import torch
 
 from monge.core.draws import Draws
 from monge.core.law import Law
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
 from monge.verify.flow import Flow, FlowRule, walked, with_fixed
 from monge.verify.functional.masked import HostDraws
 from monge.verify.functional.rejection import recursive_rejection, rejection
@@ -49,17 +49,17 @@ class Rrs(FlowRule):
     def emit(
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
     ) -> int:
-        return emitted(target_law, proposal, candidates, draws)
+        num_fixed = len(proposal.fixed_ids)
+        return emitted(target_law, proposal.draft_law, candidates, draws, num_fixed=num_fixed)
 
     def flow(self, problem: NodeProblem) -> Flow:
         """The flow of `emit`. The residual does not depend on the rejected tokens, so y has a closed form.
 
         With T = s p and M = 1, each draw takes `min(T, M q)` of T, and as much in all of M.
         """
-        proposal = problem.proposal
-        if not isinstance(proposal, Iid | Mixed):
+        if (q := problem.proposal.draft_law) is None:
             return walked(problem)
-        p, scale, q = problem.target_law, problem.scale, proposal.law
+        p, scale = problem.target_law, problem.scale
         probs, reach, undecided = dict.fromkeys(problem.candidates, 0.0), 1.0, 1.0
         for token in problem.fixed:
             probs[token] = scale * p.prob(token)
@@ -82,23 +82,32 @@ class Rrs(FlowRule):
 
 def emitted(
     target_law: Law,
-    proposal: Proposal,
+    draft_law: Law | None,
     candidates: Sequence[int],
     draws: Draws,
     *,
+    num_fixed: int = 0,
     replacement: bool = True,
 ) -> int:
-    """Emit a token by `rejection`: an accepted candidate, or a draw from the residual of p."""
-    if not isinstance(proposal, Iid | Mixed | WithoutReplacement):
+    """Emit a token by `rejection`: an accepted candidate, or a draw from the residual of p.
+
+    Args:
+        target_law: p.
+        draft_law: q; `None` if all candidates are deterministic.
+        candidates: The candidates in drawing order.
+        draws: Source of randomness.
+        num_fixed: Number of deterministic candidates, which come first.
+        replacement: See `rejection`.
+    """
+    if draft_law is None:
         # Each q is a point mass: accepting x with probability P_x, else drawing from P without x,
         # is one draw from p.
         return draws.categorical(target_law)
-    is_fixed = (True,) * len(proposal.fixed) if isinstance(proposal, Mixed) else ()
     token, left = rejection(
         target_law,
-        proposal.law,
+        draft_law,
         candidates,
-        is_fixed,
+        (True,) * num_fixed,
         HostDraws(draws),
         is_open=np.True_,
         replacement=replacement,

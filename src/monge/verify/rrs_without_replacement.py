@@ -1,7 +1,7 @@
 """Recursive rejection sampling with candidates drawn without replacement."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from monge.core.draws import Draws
 from monge.core.law import Law
@@ -53,15 +53,15 @@ class RrsWithoutReplacement(FlowRule):
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
     ) -> int:
         distinct = tuple(dict.fromkeys(candidates))
-        return emitted(target_law, proposal, distinct, draws, replacement=False)
+        return emitted(target_law, proposal.draft_law, distinct, draws, replacement=False)
 
     def flow(self, problem: NodeProblem) -> Flow | Emission:
         """The flow of `emit`. The residual depends on rejected tokens, so y has a closed form for a single candidate only."""
         proposal = problem.proposal
-        if not isinstance(proposal, WithoutReplacement | Iid):
+        if proposal.draft_law is None:
             return walked(problem)
-        if proposal.width == 1:
-            return SingleDraft().flow(replace(problem, proposal=Iid(proposal.law)))
+        if len(proposal.draft_laws) == 1:
+            return SingleDraft().flow(problem)
         p, scale, reach = problem.target_law, problem.scale, 1.0
         probs: dict[int, float] = {}
         for x, q in offered(proposal, problem.candidates, p):

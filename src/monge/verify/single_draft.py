@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.lazy_laws import Excess, LazyLaw
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
+from monge.core.proposal import Deterministic, Iid, Proposal
 from monge.verify.flow import Flow, FlowRule, LazyFlow, total_of, walked, with_fixed
 from monge.verify.functional.rejection import recursive_rejection
 from monge.verify.problem import NodeProblem
@@ -41,9 +41,8 @@ class SingleDraft(FlowRule):
     def emit(
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
     ) -> int:
-        num_fixed = len(proposal.fixed) if isinstance(proposal, Mixed) else 0
-        drawn = Iid(proposal.law) if isinstance(proposal, Mixed) else proposal
-        return emitted(target_law, drawn, candidates[num_fixed : num_fixed + 1], draws)
+        place = len(proposal.fixed_ids)
+        return emitted(target_law, proposal.draft_law, candidates[place : place + 1], draws)
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, the residual's hits included; the other candidates are independent of the first draw.
@@ -52,10 +51,9 @@ class SingleDraft(FlowRule):
         |m|)` for the other candidates; `y = m + (s p - m) (1 - (1 - q)^(K - 1))`, and `y = s p` for
         fixed candidates.
         """
-        proposal = problem.proposal
-        if not isinstance(proposal, Iid | Mixed):
+        if (q := problem.proposal.draft_law) is None:
             return walked(problem)
-        p, scale, q = problem.target_law, problem.scale, proposal.law
+        p, scale = problem.target_law, problem.scale
         x, *others = problem.drawn
         if isinstance(p, LazyLaw) and problem.candidates == (x,):
             accept = min(1.0, scale * p.prob(x) / q.prob(x))

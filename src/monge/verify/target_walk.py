@@ -3,18 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.core.clocks import SharedClocks
 from monge.core.draws import Draws
 from monge.core.law import Law
-from monge.core.proposal import (
-    Arbitrary,
-    Deterministic,
-    Iid,
-    Independent,
-    Mixed,
-    Proposal,
-    WithoutReplacement,
-)
+from monge.core.proposal import Deterministic, Proposal
+from monge.core.proposal_kinds import PROPOSALS
 from monge.verify.flow import Emission, Flow, FlowRule, walked
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk
@@ -42,17 +34,7 @@ class TargetWalk(FlowRule):
         after each rejected child is the same draw in another order.
     """
 
-    accepts = frozenset[type[Proposal]](
-        {
-            Deterministic,
-            Iid,
-            Independent,
-            WithoutReplacement,
-            Mixed,
-            SharedClocks,
-            Arbitrary,
-        }
-    )
+    accepts = frozenset[type[Proposal]](PROPOSALS)
     programs = Programs(by_kind=dict.fromkeys(accepts, walk))
     # Of the others, drawing them uses up random numbers.
     invariant_for = frozenset[type[Proposal]]({Deterministic})

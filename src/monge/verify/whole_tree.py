@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from monge.core.errors import ProposalMismatchError
 from monge.core.law import Law, LawSequence
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.proposal import Arbitrary, Deterministic, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.base import Descent, Rule, check_laws, unsupported_reason
@@ -15,10 +15,9 @@ from monge.verify.problem import ScoredTree
 
 def offered(proposal: Proposal, tokens: Sequence[int], p: Law) -> Iterator[tuple[int, Law]]:
     """Yield the distinct candidates of a node with their laws; see `masked.offers`."""
-    if isinstance(proposal, Iid | WithoutReplacement | Mixed):
-        num_fixed = len(proposal.fixed) if isinstance(proposal, Mixed) else 0
-        return offers(p, proposal.law, tuple(dict.fromkeys(tokens)), num_fixed)
-    return offers(p, p, tokens, len(tokens))
+    if (q := proposal.draft_law) is None:
+        return offers(p, p, tokens, len(tokens))
+    return offers(p, q, tuple(dict.fromkeys(tokens)), len(proposal.fixed_ids))
 
 
 def decided_part(

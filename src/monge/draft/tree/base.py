@@ -8,6 +8,7 @@ from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.parts import Part
+from monge.core.levels import LevelShape
 from monge.core.proposal import Proposal
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import GrowingTree, TokenTree
@@ -61,6 +62,37 @@ class TreeBuilder(Part, ABC):
         Returns:
             The nodes to be read next: those that will get children in the coming level.
         """
+
+    def level(
+        self, tree: GrowingTree, frontier: Sequence[int], plan: DraftPlan, rules: SamplingRules
+    ) -> tuple[LevelShape, int] | None:
+        """Return how `expand` would draw the next level, if tensors can draw it.
+
+        `expand` then takes the drawn children in place of `draws`.
+
+        Args:
+            tree: The tree.
+            frontier: The nodes whose children come next.
+            plan: The round's limits.
+            rules: How logits become draft laws.
+
+        Returns:
+            The shape of the level below each node, and the number of nodes that get children: the
+            first nodes come first. `None`, as by default, if `expand` must draw.
+        """
+        return None
+
+    def shape(
+        self, plan: DraftPlan, rules: SamplingRules, max_depth: int | None
+    ) -> LevelShape | None:
+        """Return the shape of its trees, if tensors can draw them and no drawn token changes it.
+
+        Args:
+            plan: The round's limits, of at least one level and one node.
+            rules: How logits become draft laws.
+            max_depth: Largest depth with a draft law; `None` for unbounded.
+        """
+        return None
 
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
         """Return the finished tree; a builder that ranks all nodes at the end prunes it here."""

@@ -55,16 +55,22 @@ class LevelTree(TreeBuilder):
         left = nodes_left(tree, plan, sum(accumulate(widths, mul)))
         return min(len(frontier), left // widths[tree.depths[frontier[0]]])
 
-    def shape(self, plan: DraftPlan, rules: SamplingRules, most: int | None) -> LevelShape | None:
-        """Return the shape of trees that can be drawn as tensors, or `None` if the shape depends on drawn tokens.
+    def level(
+        self, tree: GrowingTree, frontier: Sequence[int], plan: DraftPlan, rules: SamplingRules
+    ) -> tuple[LevelShape, int] | None:
+        width, count = (
+            self.level_widths[tree.depths[frontier[0]]],
+            self.served(tree, frontier, plan),
+        )
+        # A point mass has no second token.
+        is_known = self.has_rows and (width == 1 or rules.temperature > 0)
+        return (LevelShape(widths=(width,), kind=self.kind), count) if is_known and count else None
 
-        Args:
-            plan: The plan, of at least one level and one node.
-            rules: How logits become draft laws.
-            most: Largest depth with a draft law, if bounded.
-        """
+    def shape(
+        self, plan: DraftPlan, rules: SamplingRules, max_depth: int | None
+    ) -> LevelShape | None:
         widths = self.level_widths
-        depth = min(plan.depth(len(widths)), len(widths) if most is None else most)
+        depth = min(plan.depth(len(widths)), len(widths) if max_depth is None else max_depth)
         shape = LevelShape(widths=widths[:depth], kind=self.kind)
         # A repeated token is one node, and a point mass has no second one.
         is_narrow = max(shape.widths) == 1

@@ -10,10 +10,8 @@ from monge.core.levels import (
     DrawnLevels,
     DrawnTrees,
     LevelDraws,
-    LevelShape,
     RootDraws,
     draw_levels,
-    draws_of,
 )
 from monge.core.model import CachedStep, Forward, NodeBlock
 from monge.engine.models.masks import MaskFormat, chain_visibility, level_blocks, run_of
@@ -77,15 +75,10 @@ class CachedHead:
         return self._run(self._extend, blocks, states, only_last=False)
 
     def draw_trees(
-        self,
-        logits: Mapping[int, Float[Tensor, "one vocab"]],
-        states: Mapping[int, Float[Tensor, "one hidden"]],
-        draws: Mapping[int, RootDraws],
-        shape: LevelShape,
-        draft_ids: Int64[Tensor, " vocab"] | None,
+        self, draws: RootDraws, states: Mapping[int, Float[Tensor, "one hidden"]]
     ) -> DrawnTrees:
-        cache, depth = self._cache, len(shape.widths)
-        where = cache.together(logits)
+        cache, shape = self._cache, draws.shape
+        where = cache.together(draws.logits)
         rows = cache.rows_in(where)
         requests = [row.sequence for row in rows]
         above = torch.stack([states[request] for request in requests])
@@ -101,14 +94,14 @@ class CachedHead:
             return scores.unflatten(0, token_ids.shape)
 
         with torch.inference_mode():
-            given = draws_of(requests, logits, draws, shape, draft_ids)
+            given = draws.rows(requests)
             drawn, lengths = None, [row.length for row in rows]
             if self._draw is not None:
-                cache.place(where, lengths, depth)
+                cache.place(where, lengths, len(shape.widths))
                 drawn = self._draw(given, above, lengths, cache.kept())
             if drawn is None:
                 drawn = draw_levels(given, read)
-            return DrawnTrees(requests, drawn, draft_ids)
+            return DrawnTrees(requests, drawn, draws.draft_ids)
 
     def drop(self, sequence: int) -> None:
         self._cache.row(sequence).nodes.clear()

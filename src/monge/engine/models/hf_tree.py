@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
-from monge.core.levels import DrawnTrees, LevelShape, RootDraws, draw_levels, draws_of
+from monge.core.levels import DrawnTrees, RootDraws, draw_levels
 from monge.core.model import CachedStep, Forward, NodeBlock
 from monge.core.sampling_rules import Recorder
 from monge.engine.clock import now
@@ -251,16 +251,10 @@ class HfTreeModel(HfModel):
             for sequence, block in blocks.items()
         }
 
-    def draw_trees(
-        self,
-        logits: Mapping[int, Float[Tensor, "one vocab"]],
-        draws: Mapping[int, RootDraws],
-        shape: LevelShape,
-        draft_ids: Int64[Tensor, " vocab"] | None = None,
-    ) -> DrawnTrees:
+    def draw_trees(self, draws: RootDraws) -> DrawnTrees:
         """See `LevelModel`."""
         cache, program = self._cache, self._program.run
-        where = cache.together(logits)
+        where, shape = cache.together(draws.logits), draws.shape
         rows = cache.rows_in(where)
         requests, blocks = [row.sequence for row in rows], level_blocks(shape)
 
@@ -269,7 +263,7 @@ class HfTreeModel(HfModel):
             return self._read(nodes, keep_logits=True, token_ids=token_ids)[:, : shape.sizes[level]]
 
         with torch.inference_mode():
-            given = draws_of(requests, logits, draws, shape, draft_ids)
+            given = draws.rows(requests)
             lengths, drawn = [row.length for row in rows], None
             if program is not None:
                 drawn = program.draw_levels(given, where, lengths, cache)
@@ -279,7 +273,7 @@ class HfTreeModel(HfModel):
                 for row in rows:
                     for block in blocks:
                         row.nodes.add(block)
-            return DrawnTrees(requests, drawn, draft_ids)
+            return DrawnTrees(requests, drawn, draws.draft_ids)
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
         super().commit(paths)
