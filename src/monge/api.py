@@ -43,7 +43,7 @@ from monge.engine.chat_format import chat_format
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.exact_numerics import check_exact_numerics
-from monge.engine.models.hf_tree import make_model_programs
+from monge.engine.models.hf_tree import make_models_ready
 from monge.engine.text import Tokenizer
 from monge.loading.networks import (
     as_draft_model,
@@ -322,7 +322,7 @@ def make_components(
         controllers=chosen.named,
         seeded=chosen.seeded,
     )
-    make_model_programs((target, *drafts))
+    make_models_ready((target, *drafts))
     # Every controller must be able to plan for the parts, before a request names it.
     for name in components.controllers:
         components.controller_for(name).init(components.shared_for(name))

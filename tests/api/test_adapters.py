@@ -153,7 +153,7 @@ def test_adapters_are_merged_in_programs_and_followed(base, ids, tmp_path_factor
         def check():
             texts.append(plain(model, ids))
             assert texts[-1] == plain(monge.restore(copy.deepcopy(model)), ids)
-            assert programs._target.program.name == "compiled"
+            assert programs._target.forward.name == "compiled"
 
         check()
         with torch.no_grad():

@@ -106,7 +106,7 @@ class TestTexts:
 
     def test_calls_share_one_copy_of_the_weights(self, model, runs):
         kept = model.generate.programs
-        program = kept._target.program
+        program = kept._target.forward
         for options in (
             {},
             {"drafter": "none"},
@@ -117,7 +117,7 @@ class TestTexts:
             runs.clear()
             model.generate(**ONE, **(GREEDY | options))
             assert runs
-            assert kept._target.program is program
+            assert kept._target.forward is program
         assert len(kept._components) <= 4
 
     def test_an_error_of_a_call_leaves_the_program_usable(self, model):

@@ -249,7 +249,7 @@ class Components:
         return not members or any(member.runs_network and member.name == name for member in members)
 
     def prepare(self, max_batch_size: int) -> None:
-        """Let the networks make their programs for rounds of up to `max_batch_size` requests."""
+        """Let the networks capture their forwards for rounds of up to `max_batch_size` requests."""
         can = self.capabilities
         most = _MOST_NODES if can.max_nodes is None else can.max_nodes
         # A draft model reads a level at a time; two tokens where all drafts were accepted, and one

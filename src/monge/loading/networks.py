@@ -40,7 +40,7 @@ from monge.engine.models.cross_tokenizer import (
     ResizedVocabulary,
     map_vocabulary,
 )
-from monge.engine.models.hf_tree import make_model_programs
+from monge.engine.models.hf_tree import make_models_ready
 from monge.engine.notices import notify, waiting
 from monge.engine.process import free_memory, trim_heap
 from monge.loading.gguf_files import converted, no_tokenizer_reason
@@ -356,7 +356,7 @@ def as_draft_model(
         )
     differing = _differing_tokens(ours, theirs, min(model.vocab_size, target.vocab_size))
     if cross_tokenizer and differing:
-        make_model_programs((model,))  # the model around it does not pass them on
+        make_models_ready((model,))  # the model around it does not pass them on
         mapping = map_vocabulary(target_tokenizer, tokenizer, target.vocab_size, model.vocab_size)
         return CrossTokenizerModel(model, mapping, tokenizer, target_tokenizer)
     if differing:
@@ -374,7 +374,7 @@ def as_draft_model(
             "only padding differs, load both from folders with their tokenizers, so that this can "
             "be checked"
         )
-    make_model_programs((model,))
+    make_models_ready((model,))
     return ResizedVocabulary(model, target.vocab_size)
 
 

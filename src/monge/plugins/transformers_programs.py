@@ -22,6 +22,7 @@ from monge.draft.text_history import TextHistory
 from monge.engine.clock import now
 from monge.engine.components import Components
 from monge.engine.models.background_compiler import BackgroundCompiler, compiled_by
+from monge.engine.models.forward_program import NetworkForward
 from monge.engine.models.network_state import NetworkVersion, is_harmless
 from monge.engine.notices import notify
 from monge.loading.networks import as_draft_model, as_sequence_model, load_network
@@ -260,11 +261,11 @@ class KeptPrograms:
             notify(text)
 
     def _say_memory(self, call: GenerateCall) -> None:
-        program: Any = getattr(self._target, "program", None)
-        if program is not None and program.copied_bytes:
+        forward: NetworkForward | None = getattr(self._target, "forward", None)
+        if forward is not None and forward.copied_bytes:
             self._say(
                 f"{type(call.model).__name__} is compiled: copies of its weights take "
-                f"{program.copied_bytes / 1e6:.0f} MB beside them"
+                f"{forward.copied_bytes / 1e6:.0f} MB beside them"
             )
 
 

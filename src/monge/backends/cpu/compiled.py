@@ -27,7 +27,6 @@ from monge.backends.cpu.packed_linear import (
 )
 from monge.backends.cpu.program_cache import (
     PROGRAMS,
-    Loaded,
     StoredProgram,
     find_program,
     is_stored,
@@ -43,8 +42,8 @@ from monge.backends.parity_check import (
     check_forward,
     check_module,
     example_inputs,
+    forward_spec,
     program_obstacle,
-    program_spec,
 )
 from monge.backends.traced import (
     TracedForward,
@@ -56,13 +55,17 @@ from monge.backends.traced import (
     tensors_of,
 )
 from monge.core.errors import BackendError
-from monge.core.model import CachedStep, Forward
+from monge.core.model import CachedStep, ModuleForward
 from monge.engine.models.adapters import merge_adapters
 from monge.engine.models.forward_program import (
+    MAX_ROWS,
+    EagerForward,
+    FastForward,
+    Forward,
     ForwardOutput,
-    ForwardProgram,
-    Pending,
-    ProgramSpec,
+    ForwardSpec,
+    NetworkForward,
+    Run,
 )
 from monge.engine.models.masks import chain_visibility, in_numbers
 from monge.engine.models.network_facts import chooses_logits, packed_layers
@@ -91,37 +94,45 @@ _OPTIONS: Final = {
 }
 
 
-class CompiledForward(ForwardProgram):
-    """A compiled step: the same program serves all numbers of rows, nodes and columns.
+class CompiledForward(FastForward):
+    """Compiled code of a network: the same serves all numbers of rows, nodes and columns.
 
     Args:
+        eager: The network.
+        spec: Shapes and types of its inputs.
+        stored: The compiled code.
         module: The traced module, which holds the weights.
-        prompt_tokens: See `ForwardProgram`; 0 if the program gives logits of all nodes.
-        max_nodes: See `ForwardProgram`.
+        prompt_tokens: See `FastForward`; 0 if the code gives logits of all nodes.
+        max_nodes: See `FastForward`.
     """
 
     name = "compiled"
-    reads_prompts = reads_chains = True
+    reads_chains = True
 
     def __init__(
         self,
+        eager: EagerForward,
+        spec: ForwardSpec,
         stored: StoredProgram,
         module: TracedForward,
-        spec: ProgramSpec,
+        *,
         prompt_tokens: int = 0,
         max_nodes: int = _NODES,
     ) -> None:
-        self._run = load_program(stored, tensors_of(module))
-        self.module, self.spec = module, spec
+        super().__init__(eager, spec)
+        self._run, self.module = load_program(stored, tensors_of(module)), module
         self.prompt_tokens, self.max_nodes = prompt_tokens, max_nodes
         self.copied_bytes = sum(layer.panels.nbytes for layer in packed_layers(module))
+
+    def lay_out(self, cache: TreeCache) -> None:
+        cache.lay_out(self.spec.cache_shapes, self.spec.dtype)
 
     def follow(self, network: PreTrainedModel) -> bool:
         if follows := follow_weights(self.module.network, network):
             self._run.take(tensors_of(self.module))
         return follows
 
-    def __call__(
+    def read(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
     ) -> ForwardOutput:
         return self._read(token_ids, positions, _first(token_ids.shape[1]), masks, cache)
@@ -165,17 +176,20 @@ def _first(count: int) -> Tensor:
 
 
 def _pending(
+    run: Run,
     name: str,
     key: str,
     compile_s: int,
+    *,
     make: Callable[[], StoredProgram],
-    load: Callable[[StoredProgram], Loaded],
-) -> Pending[Loaded]:
-    """Return a program that is compiled, or loaded from the program cache, when it is needed.
+    load: Callable[[StoredProgram], Run],
+) -> Forward[Run]:
+    """Return a forward that is compiled, or loaded from the cache, when it is needed.
 
     Args:
+        run: What runs until then.
         name: Class of the network or module, for messages.
-        key: Its name in the program cache.
+        key: Its name in the cache.
         compile_s: Seconds that compiling takes.
         make: Compiles and stores it.
         load: Loads it and checks it against the network or module.
@@ -183,54 +197,57 @@ def _pending(
     place = (key, ".pt2", name)
     stored = find_program(*place)
 
-    def load_or_compile() -> Loaded:
+    def load_or_compile() -> Run:
         with as_backend_error(f"{name} cannot be compiled"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
             return load_or_make(place, stored, make, load, f"{name} ({compile_s} s)")
 
-    return Pending(load_or_compile, lambda: 0 if stored or is_stored(key, ".pt2") else compile_s)
+    return Forward(
+        run, load_or_compile, lambda: 0 if stored or is_stored(key, ".pt2") else compile_s
+    )
 
 
-def pending_forward(
-    network: PreTrainedModel, layers: tuple[int, ...] = ()
-) -> Pending[ForwardProgram]:
-    """Return a network's step, to be compiled; it is checked against the network.
+def pending_forward(eager: EagerForward) -> Forward[NetworkForward]:
+    """Return a network's forward, to be compiled; it is checked against the network.
 
     Args:
-        network: A network in evaluation mode.
-        layers: Hidden states that come with the logits.
+        eager: A network in evaluation mode.
 
     Raises:
         BackendError: If it is known before trying that the network cannot be compiled here.
     """
+    network = eager.network
     if (reason := obstacle(network)) is not None:
         raise BackendError(reason)
     name = type(network).__name__
     with as_backend_error(f"{name} cannot be compiled"):
-        spec = program_spec(network, layers)
-        key = program_key(network, *network_facts(network), spec)
-    step = cache(partial(traced_forward, network, spec))
-    limits = (_ALL, _ALL) if attends_in_machine_code(network) else (_PROMPT, _NODES)
-    if not chooses_logits(network):
-        limits = 0, limits[1]
+        spec = forward_spec(network)
+        key = program_key(network, *network_facts(network), spec, eager.layers)
+    step = cache(partial(traced_forward, eager, spec))
+    is_own = attends_in_machine_code(network)
+    limits = {
+        "prompt_tokens": (_ALL if is_own else _PROMPT) if chooses_logits(network) else 0,
+        "max_nodes": _ALL if is_own else _NODES,
+    }
 
     def make() -> StoredProgram:
         # A wrong trace is refused before it is compiled for minutes.
-        traced = UncompiledForward(step(), spec)
+        traced = UncompiledForward(eager, spec, step())
         run_in_thread(lambda: check_forward(network, traced, "traced"))
         return compile_program(export_forward(step(), spec), tensors_of(step()), key)
 
-    def load(stored: StoredProgram) -> ForwardProgram:
+    def load(stored: StoredProgram) -> NetworkForward:
         if network.dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX2":
             notify(
                 f"this processor has no bfloat16 instructions: {name} is several times "
                 "faster with dtype='float32'"
             )
-        compiled = CompiledForward(stored, step(), spec, *limits)
+        compiled = CompiledForward(eager, spec, stored, step(), **limits)
         run_in_thread(lambda: check_forward(network, compiled, "compiled"))
         return compiled
 
-    return _pending(name, key, _START_S + _LAYER_S * len(spec.cache_shapes) // 2, make, load)
+    compile_s = _START_S + _LAYER_S * len(spec.cache_shapes) // 2
+    return _pending(eager, name, key, compile_s, make=make, load=load)
 
 
 def obstacle(network: PreTrainedModel) -> str | None:
@@ -242,13 +259,13 @@ def obstacle(network: PreTrainedModel) -> str | None:
     return compiler_obstacle()
 
 
-def traced_forward(network: PreTrainedModel, spec: ProgramSpec) -> TracedForward:
+def traced_forward(eager: EagerForward, spec: ForwardSpec) -> TracedForward:
     """Trace a network on the CPU.
 
     Weights of float32 layers are stored in tiles and those of float64 layers transposed, tied
     weights too, so that a product with a few rows streams through them.
     """
-    return TracedForward(network, spec, _adapt)
+    return TracedForward(eager, spec, _adapt)
 
 
 def _adapt(network: PreTrainedModel) -> None:
@@ -282,10 +299,10 @@ def _grouped_attention(
     return grouped_attention.OPERATION(query, key, value, attention_mask, scale), None
 
 
-def pending_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Pending[Forward]:
-    """Return the program of a module, to be compiled; see `FeatureModel.module_program`.
+def pending_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Forward[ModuleForward]:
+    """Return a module's forward, to be compiled; see `FeatureModel.module_forward`.
 
-    The program serves all batch sizes and all weights. It is checked against the module.
+    The code serves all batch sizes and all weights. It is checked against the module.
 
     Args:
         module: The module.
@@ -300,24 +317,30 @@ def pending_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Pending[F
         inputs = [(str(tensor.dtype), tensor.shape[1]) for tensor in like]
         key = program_key(packed, module_facts(packed), inputs)
 
-    def load(stored: StoredProgram) -> Forward:
-        program = CompiledModule(stored, packed, module)
-        run_in_thread(lambda: check_module(module, program, like, "compiled"))
-        return program
+    def load(stored: StoredProgram) -> ModuleForward:
+        compiled = CompiledModule(stored, packed, module)
+        run_in_thread(lambda: check_module(module, compiled, like, "compiled"))
+        return compiled
 
-    return _pending(name, key, _START_S, lambda: _compile_module(packed, like, key), load)
+    def make() -> StoredProgram:
+        return _compile_module(packed, like, key)
+
+    return _pending(module, name, key, _START_S, make=make, load=load)
 
 
 class CompiledModule:
-    """The program of a module, whose weights it has in a packed copy."""
+    """The compiled code of a module, whose weights it has in a packed copy; the module reads many rows."""
 
     def __init__(
         self, stored: StoredProgram, packed: torch.nn.Module, module: torch.nn.Module
     ) -> None:
         self._run = load_program(stored, tensors_of(packed))
         self._packed, self._module = packed, module
+        self._num_rows = Tensor.numel if isinstance(module, CachedStep) else Tensor.__len__
 
     def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
+        if self._num_rows(inputs[0]) > MAX_ROWS:
+            return self._module(*inputs)
         return tuple(self._run([tensor.contiguous() for tensor in _tensors(inputs)]))
 
     def follow(self) -> None:

@@ -253,19 +253,13 @@ class HfChainModel(HfModel):
         self, cache: DynamicCache, first: int, token_ids: Sequence[int], *, keep_logits: bool
     ) -> Tensor:
         """Return logits of tokens from position `first` on, which the cache then holds."""
-        inputs: dict[str, Any] = {
-            "input_ids": torch.tensor([list(token_ids)]).to(self._device, non_blocking=True),
-            self._cache_keyword: cache,
-            "use_cache": True,
-        }
+        device, positions = self._device, None
+        ids = torch.tensor([list(token_ids)]).to(device, non_blocking=True)
         if self._takes_position_ids:
-            end = first + len(token_ids)
-            inputs["position_ids"] = torch.arange(first, end, device=self._device)[None]
-        if self._chooses_logits and not keep_logits:
-            inputs["logits_to_keep"] = 1
+            positions = torch.arange(first, first + len(token_ids), device=device)[None]
         start = now()
         with torch.inference_mode():
-            logits = self.network(**inputs).logits
+            logits = self._eager(ids, positions, {}, cache, keep_logits=keep_logits).logits
         self._forward_s += now() - start
         return logits[0]
 
