@@ -226,8 +226,8 @@ def load(
     )
 
 
-def compile_programs(**arguments: Any) -> None:
-    """Decode a short text, so that all programs of a decoder are compiled and kept.
+def compile_decoder(**arguments: Any) -> None:
+    """Decode a short text, so that all networks of a decoder are compiled and kept.
 
     Some modules of heads are compiled when they first run.
 

@@ -62,7 +62,7 @@ def own_folder(monkeypatch, tmp_path, compiled):
 
 
 def key_of(net):
-    return backend.program_key(net, *backend.network_facts(net), forward_spec(net), ())
+    return backend.code_key(net, *backend.network_facts(net), forward_spec(net), ())
 
 
 def no_compiling(*_, **__):
@@ -215,9 +215,9 @@ class TestStoredPrograms:
             built.append(key)
             for path, content in kept.items():
                 path.write_bytes(content)
-            return backend.find_program(key, ".pt2", "")
+            return backend.find_code(key, ".pt2", "")
 
-        monkeypatch.setattr(backend, "compile_program", build)
+        monkeypatch.setattr(backend, "compile_exported", build)
         assert isinstance(compile_forward(target()), CompiledForward)
         assert len(built) == 1
         assert "cannot be used" in told[0]
@@ -230,7 +230,7 @@ class TestStoredPrograms:
     ):
         """By one that takes its place, or else by the next start: no program that fails is kept."""
         kept = {path: path.read_bytes() for path in own_folder.iterdir()}
-        bad, load, built = set(kept), backend.load_program, []
+        bad, load, built = set(kept), backend.load_code, []
 
         def load_some(stored, tensors):
             if stored.path not in bad:
@@ -247,10 +247,10 @@ class TestStoredPrograms:
                 path.write_bytes(content)
             if is_mended:
                 bad.clear()
-            return backend.find_program(key, ".pt2", "")
+            return backend.find_code(key, ".pt2", "")
 
-        monkeypatch.setattr(backend, "load_program", load_some)
-        monkeypatch.setattr(backend, "compile_program", build)
+        monkeypatch.setattr(backend, "load_code", load_some)
+        monkeypatch.setattr(backend, "compile_exported", build)
         if is_mended:
             assert isinstance(compile_forward(target()), CompiledForward)
             assert isinstance(compile_forward(target()), CompiledForward)
@@ -309,7 +309,7 @@ def test_what_follows_a_prompt(compiled, lengths, prompt_tokens):
     step, texts = compiled(target()), dict(enumerate(prompts(lengths, seed=4)))
     step.prompt_tokens = prompt_tokens or step.prompt_tokens
     expected = read_prompts(HfTreeModel(target()), texts)
-    found = read_prompts(HfTreeModel(target(), step), texts)
+    found = read_prompts(read_by(step, target()), texts)
     for row in texts:
         torch.testing.assert_close(found[row], expected[row], atol=LARGEST_DIFFERENCE, rtol=0)
 

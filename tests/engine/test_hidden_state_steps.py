@@ -143,7 +143,7 @@ def test_other_states_are_refused(backend, monkeypatch):
     # The good program of other tests is neither removed nor compiled again.
     monkeypatch.setattr(program_cache, "_remove", lambda path: None)
     monkeypatch.setattr(
-        compiled, "compile_program", lambda *given: compiled.find_program(given[-1], ".pt2", "")
+        compiled, "compile_exported", lambda *given: compiled.find_code(given[-1], ".pt2", "")
     )
     with pytest.raises(BackendError, match="has other logits or hidden states than the network"):
         compile_forward(target(), LAST)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import monge
-from monge.api import compile_programs
+from monge.api import compile_decoder
 from monge.backends.cpu.compiled import traced_forward
 from monge.backends.parity_check import forward_spec
 from monge.backends.registry import Backend
@@ -175,14 +175,14 @@ class TestMeanwhile:
         states = torch.ones(1, model.hidden_size)
         eager = HfTreeModel(target())
         with compiled_by(
-            BackgroundCompiler(compile_programs, {"target": "folder", "tree": "chain"})
+            BackgroundCompiler(compile_decoder, {"target": "folder", "tree": "chain"})
         ):
             assert torch.equal(read(model), read(eager))
             assert torch.equal(model.unembed(states), eager.unembed(states))
             assert model.forward.name == "eager"
             model.close(0)
             assert (started, Compiler.made) == (
-                [(compile_programs, {"target": "folder", "tree": "chain"})],
+                [(compile_decoder, {"target": "folder", "tree": "chain"})],
                 [],
             )
             processes[0].returncode = 0 if failure is None else 1
@@ -201,7 +201,7 @@ class TestMeanwhile:
             assert [one[:19] for one in others[1:]] == ["compiling 2 modules"]
 
     def test_the_process_says_why_it_failed(self, said):
-        with compiled_by(BackgroundCompiler(compile_programs, {"target": "no/such/folder"})):
+        with compiled_by(BackgroundCompiler(compile_decoder, {"target": "no/such/folder"})):
             assert is_compiled_elsewhere([5])
             until = time.monotonic() + 120
             while is_compiled_elsewhere([5]) and time.monotonic() < until:
@@ -212,7 +212,7 @@ class TestMeanwhile:
         assert not is_compiled_elsewhere([5])
 
     def test_nothing_starts_where_all_is_stored(self, said):
-        with compiled_by(BackgroundCompiler(compile_programs, {"target": "folder"})):
+        with compiled_by(BackgroundCompiler(compile_decoder, {"target": "folder"})):
             Compiler.expected_s = 0
             assert read(model_of(target())).shape == (1, 97)
         assert Compiler.made == ["step"]

@@ -1,4 +1,4 @@
-"""Parity check: a program of a backend must be about as accurate as the eager network that it replaces.
+"""Parity check: the forward of a backend must be about as accurate as the eager network that it replaces.
 
 Rounding errors grow with depth and shrink with precision, so no constant separates them from
 mistakes. The check measures them instead: it runs a float64 copy of the network, and allows a

@@ -99,7 +99,7 @@ class Compiled(Backend):
             model = Eager().sequence_model(network)
             if self.weights == "exact":
                 return model
-        # After a GPU's program has moved weights beside each other.
+        # After compiled layers of a GPU have moved weights beside each other.
         model.source = SourceWeights(given, name, are_copied=is_on_cpu, copy=copy)
         return model
 

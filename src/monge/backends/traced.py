@@ -209,7 +209,7 @@ def export_module(
     module: torch.nn.Module, inputs: tuple[Any, ...], shapes: tuple[Any, ...]
 ) -> ExportedProgram:
     """Trace a module."""
-    # Size-oblivious: otherwise a size of one would be a program of its own.
+    # Size-oblivious: otherwise a size of one would be compiled by itself.
     with torch.no_grad(), _tracing.patch(backed_size_oblivious=True):
         return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
 

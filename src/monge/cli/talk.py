@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from monge.api import compile_programs
+from monge.api import compile_decoder
 from monge.cli.chat_input import messages
 from monge.cli.console import say, streaming
 from monge.cli.generation import loaded, say_parts
@@ -59,9 +59,9 @@ def talk(
     load = replace(load, max_batch_size=1)
     sampling = _settled(sampling, sampling_defaults(load.target) if reads_defaults else {})
     is_plain = load.device in {None, "cpu"} and not load.exact_numerics
-    # On a terminal nobody waits for the text that a compiled program writes.
+    # On a terminal nobody waits for the text that a compiled network writes.
     starts_at_once = is_plain and sys.stdin.isatty()
-    compiler = BackgroundCompiler(compile_programs, changed(load))
+    compiler = BackgroundCompiler(compile_decoder, changed(load))
     meanwhile = compiled_by(compiler) if starts_at_once else nullcontext()
     with meanwhile:
         decoder = loaded(load)

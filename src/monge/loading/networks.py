@@ -301,7 +301,7 @@ def as_sequence_model(
         UnsupportedModelError: If weights are offloaded, or spread over processes.
     """
     chosen = BACKENDS.parse(backend) if isinstance(backend, str) else backend
-    # Hooks bring such weights when a layer runs; programs, and caches beside the first layer, read them before.
+    # Hooks bring such weights when a layer runs; compiled code, and caches beside the first layer, read them before.
     # Weights of other kinds may have no memory of their own either: only hooks bring it back.
     is_hooked = any(hasattr(module, "_hf_hook") for module in network.modules())
     is_offloaded = is_hooked and any(weight.is_meta for weight in network.parameters())

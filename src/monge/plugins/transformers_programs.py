@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from monge.api import compile_programs, drafts_of, make_components
+from monge.api import compile_decoder, drafts_of, make_components
 from monge.backends.registry import BACKENDS, Backend
 from monge.control.base import SharedState
 from monge.core.errors import BackendError, OptionError
@@ -129,10 +129,10 @@ def eager_components(call: GenerateCall, texts: TextHistory | None = None) -> It
         learned[call.key] = components.shared, history
 
 
-class KeptPrograms:
+class CompiledComponents:
     """Compiled components of a model.
 
-    If programs cannot run the model, a call runs eagerly, and a message says why. With rounded
+    If the model cannot be compiled, a call runs eagerly, and a message says why. With rounded
     weights that is an error, since exact weights give another distribution.
 
     Args:
@@ -192,7 +192,7 @@ class KeptPrograms:
                 self._forget()
                 self._place = place
             arguments = {"target": call.model, "draft": call.draft, "backend": self.backend}
-            compiler = BackgroundCompiler(compile_programs, {**call.options, **arguments})
+            compiler = BackgroundCompiler(compile_decoder, {**call.options, **arguments})
             with compiled_by(self._compilers.setdefault(call.key, compiler)):
                 components, start = self._current(call), now()
                 try:
@@ -314,9 +314,9 @@ def gives_usual_numbers(network: Any) -> bool:
 
 
 def eager_reason(network: torch.nn.Module) -> str | None:
-    """Return why a program would give other numbers than a network, or `None`.
+    """Return why compiled code would give other numbers than a network, or `None`.
 
-    These are changes from outside that a program does not see: autocast, replaced forwards of
+    These are changes from outside that compiled code does not see: autocast, replaced forwards of
     layers, and hooks. For the forward of the network itself see `gives_usual_numbers`.
     """
     device: Any = getattr(network, "device", None)

@@ -27,14 +27,14 @@ from monge.backends.cpu.packed_linear import (
 )
 from monge.backends.cpu.program_cache import (
     PROGRAMS,
-    StoredProgram,
-    find_program,
+    StoredCode,
+    code_key,
+    find_code,
     is_stored,
     load_or_make,
     module_facts,
     network_facts,
-    program_key,
-    store_program,
+    store_code,
     writable_folder,
 )
 from monge.backends.parity_check import (
@@ -74,13 +74,13 @@ from monge.engine.notices import notify
 from monge.engine.process import run_in_thread
 
 # With attention that is not our own, more tokens of a prompt or nodes of a row run in the network:
-# between products a program has one thread.
+# between products compiled code has one thread.
 _PROMPT, _NODES = 384, 64
 _ALL: Final = 1 << 40
 _START_S, _LAYER_S = 10, 2  # seconds of compiling: a constant, and for each layer of a network
 _ATTENTION: Final = "monge_grouped"
 _OPTIONS: Final = {
-    # Weights are not stored: a program receives them when it is loaded.
+    # Weights are not stored: the code receives them when it is loaded.
     "aot_inductor.package_constants_in_so": False,
     # Nor small ones, which the compiler would write into the code.
     "always_keep_tensor_constants": True,
@@ -113,14 +113,14 @@ class CompiledForward(FastForward):
         self,
         eager: EagerForward,
         spec: ForwardSpec,
-        stored: StoredProgram,
+        stored: StoredCode,
         module: TracedForward,
         *,
         prompt_tokens: int = 0,
         max_nodes: int = _NODES,
     ) -> None:
         super().__init__(eager, spec)
-        self._run, self.module = load_program(stored, tensors_of(module)), module
+        self._run, self.module = load_code(stored, tensors_of(module)), module
         self.prompt_tokens, self.max_nodes = prompt_tokens, max_nodes
         self.copied_bytes = sum(layer.panels.nbytes for layer in packed_layers(module))
 
@@ -158,7 +158,7 @@ class CompiledForward(FastForward):
         masks: Sequence[Tensor],
         cache: TreeCache,
     ) -> ForwardOutput:
-        # Programs ignore strides, and masks of chains are views of a wider mask.
+        # Compiled code ignores strides, and masks of chains are views of a wider mask.
         dense = (mask.contiguous() for mask in masks)
         return self._output(
             [token_ids, positions, cache.columns(token_ids.shape[1]), shown, *dense, *cache.kept()]
@@ -181,8 +181,8 @@ def _pending(
     key: str,
     compile_s: int,
     *,
-    make: Callable[[], StoredProgram],
-    load: Callable[[StoredProgram], Run],
+    make: Callable[[], StoredCode],
+    load: Callable[[StoredCode], Run],
 ) -> Forward[Run]:
     """Return a forward that is compiled, or loaded from the cache, when it is needed.
 
@@ -195,7 +195,7 @@ def _pending(
         load: Loads it and checks it against the network or module.
     """
     place = (key, ".pt2", name)
-    stored = find_program(*place)
+    stored = find_code(*place)
 
     def load_or_compile() -> Run:
         with as_backend_error(f"{name} cannot be compiled"), warnings.catch_warnings():
@@ -222,7 +222,7 @@ def pending_forward(eager: EagerForward) -> Forward[NetworkForward]:
     name = type(network).__name__
     with as_backend_error(f"{name} cannot be compiled"):
         spec = forward_spec(network)
-        key = program_key(network, *network_facts(network), spec, eager.layers)
+        key = code_key(network, *network_facts(network), spec, eager.layers)
     step = cache(partial(traced_forward, eager, spec))
     is_own = attends_in_machine_code(network)
     limits = {
@@ -230,13 +230,13 @@ def pending_forward(eager: EagerForward) -> Forward[NetworkForward]:
         "max_nodes": _ALL if is_own else _NODES,
     }
 
-    def make() -> StoredProgram:
+    def make() -> StoredCode:
         # A wrong trace is refused before it is compiled for minutes.
         traced = UncompiledForward(eager, spec, step())
         run_in_thread(lambda: check_forward(network, traced, "traced"))
-        return compile_program(export_forward(step(), spec), tensors_of(step()), key)
+        return compile_exported(export_forward(step(), spec), tensors_of(step()), key)
 
-    def load(stored: StoredProgram) -> NetworkForward:
+    def load(stored: StoredCode) -> NetworkForward:
         if network.dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX2":
             notify(
                 f"this processor has no bfloat16 instructions: {name} is several times "
@@ -315,14 +315,14 @@ def pending_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Forward[M
     with as_backend_error(f"{name} cannot be compiled"):
         packed = _packed(module, is_float32=like[0].dtype == torch.float32)
         inputs = [(str(tensor.dtype), tensor.shape[1]) for tensor in like]
-        key = program_key(packed, module_facts(packed), inputs)
+        key = code_key(packed, module_facts(packed), inputs)
 
-    def load(stored: StoredProgram) -> ModuleForward:
+    def load(stored: StoredCode) -> ModuleForward:
         compiled = CompiledModule(stored, packed, module)
         run_in_thread(lambda: check_module(module, compiled, like, "compiled"))
         return compiled
 
-    def make() -> StoredProgram:
+    def make() -> StoredCode:
         return _compile_module(packed, like, key)
 
     return _pending(module, name, key, _START_S, make=make, load=load)
@@ -332,9 +332,9 @@ class CompiledModule:
     """The compiled code of a module, whose weights it has in a packed copy; the module reads many rows."""
 
     def __init__(
-        self, stored: StoredProgram, packed: torch.nn.Module, module: torch.nn.Module
+        self, stored: StoredCode, packed: torch.nn.Module, module: torch.nn.Module
     ) -> None:
-        self._run = load_program(stored, tensors_of(packed))
+        self._run = load_code(stored, tensors_of(packed))
         self._packed, self._module = packed, module
         self._num_rows = Tensor.numel if isinstance(module, CachedStep) else Tensor.__len__
 
@@ -361,7 +361,7 @@ def _tensors(inputs: Sequence[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _compile_module(module: torch.nn.Module, like: Sequence[Tensor], key: str) -> StoredProgram:
+def _compile_module(module: torch.nn.Module, like: Sequence[Tensor], key: str) -> StoredCode:
     example = example_inputs(module, like)[0]
     if isinstance(module, CachedStep):
         both, rows = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC}
@@ -375,7 +375,7 @@ def _compile_module(module: torch.nn.Module, like: Sequence[Tensor], key: str) -
     else:
         example = tuple(tensor.new_zeros(3, tensor.shape[1]) for tensor in like)
         shapes = tuple({0: Dim.DYNAMIC} for _ in example)
-    return compile_program(export_module(module, example, shapes), tensors_of(module), key)
+    return compile_exported(export_module(module, example, shapes), tensors_of(module), key)
 
 
 def _packed(module: torch.nn.Module, *, is_float32: bool) -> torch.nn.Module:
@@ -406,40 +406,40 @@ class _CacheAttention(torch.nn.Module):
         return grouped_attention.OPERATION(queries, keys, values, mask, scale)
 
 
-def compile_program(
-    program: ExportedProgram, tensors: Mapping[str, Tensor], key: str
-) -> StoredProgram:
-    """Compile and store a traced program.
+def compile_exported(
+    exported: ExportedProgram, tensors: Mapping[str, Tensor], key: str
+) -> StoredCode:
+    """Compile and store a traced module.
 
     Args:
-        program: The program.
+        exported: The traced module.
         tensors: Its weights and buffers by name, which are not stored.
-        key: Its name in the program cache.
+        key: Its name in the cache.
     """
-    merge_products(program.graph)
+    merge_products(exported.graph)
     with tempfile.TemporaryDirectory(dir=writable_folder(PROGRAMS)) as scratch:
-        package = Path(scratch) / "program.pt2"
+        package = Path(scratch) / "code.pt2"
         torch._inductor.aoti_compile_and_package(
-            program, package_path=str(package), inductor_configs=_OPTIONS
+            exported, package_path=str(package), inductor_configs=_OPTIONS
         )
         constants = {
             name: constant
-            for name, constant in program.constants.items()
+            for name, constant in exported.constants.items()
             if name not in tensors and isinstance(constant, Tensor)
         }
-        return store_program(key, package, constants)
+        return store_code(key, package, constants)
 
 
-class LoadedProgram:
-    """A program with weights and buffers, which it keeps alive; its inputs must be contiguous.
+class LoadedCode:
+    """Compiled code with weights and buffers, which it keeps alive; its inputs must be contiguous.
 
-    A program runs once at a time. A second thread must not wait for it inside, with the interpreter's
+    It runs once at a time. A second thread must not wait for it inside, with the interpreter's
     lock held, which `released_lock.h` takes again.
     """
 
-    def __init__(self, stored: StoredProgram, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, stored: StoredCode, tensors: Mapping[str, Tensor]) -> None:
         # As `aoti_load_package` does, without asking the compiler for a second what this machine is,
-        # which is part of a program's key.
+        # which is part of the key.
         aoti: Any = vars(torch._C)["_aoti"]
         self._loader = aoti.AOTIModelPackageLoader(str(stored.path), "model", False, 1, -1)
         self._made, self._lock = stored.constants, Lock()
@@ -447,21 +447,21 @@ class LoadedProgram:
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Read these weights and buffers from now on, where they lie."""
-        program, known = AOTICompiledModel(self._loader), {**tensors, **self._made}
-        constants = {name: known[name].detach() for name in program.get_constant_fqns()}
+        code, known = AOTICompiledModel(self._loader), {**tensors, **self._made}
+        constants = {name: known[name].detach() for name in code.get_constant_fqns()}
         with self._lock:
-            program.load_constants(constants, check_full_update=True, user_managed=True)
-            self._memory = constants  # the program points to it
+            code.load_constants(constants, check_full_update=True, user_managed=True)
+            self._memory = constants  # the code points to it
 
     def __call__(self, inputs: list[Tensor]) -> Sequence[Tensor]:
-        """Run the program: its inputs, flattened, to its outputs."""
+        """Run it: its inputs, flattened, to its outputs."""
         with self._lock:
             return self._loader.run(inputs)
 
 
-def load_program(stored: StoredProgram, tensors: Mapping[str, Tensor]) -> LoadedProgram:
-    """Load a program with these weights and buffers."""
+def load_code(stored: StoredCode, tensors: Mapping[str, Tensor]) -> LoadedCode:
+    """Load compiled code with these weights and buffers."""
     load_packed_linear()
     load_grouped_attention()
     load_law_masses()
-    return LoadedProgram(stored, tensors)
+    return LoadedCode(stored, tensors)
