@@ -33,8 +33,8 @@ from monge.draft.by_name import (
     drafter_of,
     drafters_in,
     make_drafter,
-    no_head_reason,
     options_of,
+    why_no_head,
 )
 from monge.draft.text_history import TextHistory
 from monge.draft.tree.base import TreeBuilder
@@ -446,6 +446,6 @@ def _load_draft(
         network = load_network(source, **loading)
         tokenizer = load_tokenizer(source, trust_remote_code=loading["trust_remote_code"])
     except ModelLoadError as error:
-        reason = no_head_reason(source.path)
+        reason = why_no_head(source.path)
         raise error if reason is None else ModelLoadError(f"{error}; and {reason}") from error
     return as_draft_model(network, target, tokenizer=tokenizer, backend=source.backend, **tokens)

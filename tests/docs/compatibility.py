@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from transformers import PreTrainedModel
 
-from monge.backends.cpu.compiled import obstacle, pending_forward
+from monge.backends.cpu.compiled import pending_forward, why_no_compiled_forward
 from monge.backends.registry import Eager
 from monge.core.errors import BackendError, UnsupportedModelError
 from monge.core.model import FeatureModel, SequenceModel
@@ -69,7 +69,7 @@ def cells(name: str, compiles: bool | None = None) -> Cells:
         model = Eager().sequence_model(network)
     except UnsupportedModelError:
         return REFUSED_CELLS
-    tried = obstacle(network) is None
+    tried = why_no_compiled_forward(network) is None
     flags = (
         isinstance(model, HfTreeModel),
         isinstance(model, FeatureModel),
@@ -112,9 +112,9 @@ def committed() -> dict[str, Cells]:
 
 
 def _drafts(model: SequenceModel) -> str:
-    if model.no_draft_reason is not None:
+    if model.why_no_draft is not None:
         return "none"
-    return "trees, chains" if model.no_tree_reason is None else "chains"
+    return "trees, chains" if model.why_no_tree is None else "chains"
 
 
 if __name__ == "__main__":

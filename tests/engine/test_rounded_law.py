@@ -42,7 +42,7 @@ class FirstLogits:
         gap: Largest difference of later logits to the kept ones.
     """
 
-    no_tree_reason = no_draft_reason = None
+    why_no_tree = why_no_draft = None
     forward_s = 0.0
 
     def __init__(self, model):

@@ -22,7 +22,7 @@ from monge.engine.session import Request, Session
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
-from monge.verify.base import unsupported_reason
+from monge.verify.base import why_no_exactness
 from monge.verify.registry import VERIFIERS
 from tests.kit.known_bad import WithoutReplacementAsIid
 from tests.verify.programs import remembered_programs  # noqa: F401
@@ -70,7 +70,7 @@ def models(style: str) -> tuple[TabularModel, TabularModel]:
 
 def legal(tree: str, verifier: str) -> bool:
     limits = TREES.parse(tree).limits
-    return unsupported_reason(VERIFIERS.make(verifier), limits.proposes, limits.max_width) is None
+    return why_no_exactness(VERIFIERS.make(verifier), limits.proposes, limits.max_width) is None
 
 
 ENUMERABLE = [name for name in VERIFIERS if VERIFIERS.make(name).is_enumerable]

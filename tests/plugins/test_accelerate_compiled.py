@@ -23,7 +23,7 @@ from monge.core.errors import BackendError, OptionError
 from monge.engine.models import background_compiler
 from monge.engine.models.forward_program import SourceWeights
 from monge.plugins import transformers_generate, transformers_programs
-from monge.plugins.transformers_programs import CompiledComponents, _Gain, eager_reason
+from monge.plugins.transformers_programs import CompiledComponents, _Gain, why_no_compiled_call
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network, padded, perturbed, prompts
 
@@ -407,7 +407,7 @@ class TestCallsThatAProgramCannotTake:
         getattr(model, "activation_checkpointing_enable", old)()
         model.enable_input_require_grads()
         model.train()
-        assert eager_reason(model) is None
+        assert why_no_compiled_call(model) is None
         runs.clear()
         expected = plainly(model, ROWS, **GREEDY)
         assert torch.equal(model.generate(**ROWS, **GREEDY), expected)

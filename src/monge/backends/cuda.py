@@ -17,7 +17,7 @@ from monge.backends.parity_check import (
     as_backend_error,
     check_forward,
     forward_spec,
-    program_obstacle,
+    why_no_fast_forward,
 )
 from monge.backends.prompt_graphs import MOST_TOKENS, PromptGraphs
 from monge.backends.traced import TracedForward, UncompiledForward, all_nodes
@@ -458,20 +458,20 @@ def capture_forward(
         BackendError: If the network cannot be captured; the message gives the reason.
     """
     network = eager.network
-    if (reason := program_obstacle(network, "captured")) is not None:
+    if (reason := why_no_fast_forward(network, "captured")) is not None:
         raise BackendError(reason)
     name = type(network).__name__
     with as_backend_error(f"{name} cannot be captured"):
         spec = forward_spec(network)
         plain = TracedForward(eager, spec)
-    if compiler is not None and compiler.obstacle is None:
+    if compiler is not None and compiler.why_no_compiling is None:
         notify(f"compiling the layers of {name} for CUDA graphs, some seconds a size")
         try:
             with as_backend_error(f"the layers of {name} cannot be compiled"):
                 compiled = TracedForward(eager, spec, compiler.adapt)
                 return _checked(CudaGraphForward(eager, spec, compiled, capture, plain))
         except (BackendError, UnsupportedModelError) as error:
-            compiler.give_up(error)
+            compiler.stop_compiling(error)
     with as_backend_error(f"{name} cannot be captured"):
         return _checked(CudaGraphForward(eager, spec, plain, capture))
 

@@ -37,19 +37,19 @@ class LayerCompiler:
 
     Args:
         compile: Compiles a function.
-        obstacle: The reason why layers are not compiled; `None` if they are.
+        why_no_compiling: The reason why layers are not compiled; `None` if they are.
     """
 
     def __init__(
-        self, compile: Compile = compile_with_inductor, obstacle: str | None = None
+        self, compile: Compile = compile_with_inductor, why_no_compiling: str | None = None
     ) -> None:
-        self._compile, self.obstacle = compile, obstacle
+        self._compile, self.why_no_compiling = compile, why_no_compiling
 
-    def give_up(self, obstacle: object) -> None:
+    def stop_compiling(self, reason: object) -> None:
         """Compile no more layers, and warn why."""
-        self.obstacle = str(obstacle)
+        self.why_no_compiling = str(reason)
         warnings.warn(
-            f"layers are not compiled, CUDA graphs run them as they are: {obstacle}", stacklevel=4
+            f"layers are not compiled, CUDA graphs run them as they are: {reason}", stacklevel=4
         )
 
     def adapt(self, network: PreTrainedModel) -> None:
@@ -83,12 +83,12 @@ def compiler_for(device: torch.device) -> LayerCompiler | None:
     compiler = LayerCompiler()
     capability = torch.cuda.get_device_capability(device)
     if capability < _LEAST_CAPABILITY:
-        compiler.give_up(
+        compiler.stop_compiling(
             f"the card has compute capability {capability[0]}.{capability[1]}, and Triton needs "
             f"{_LEAST_CAPABILITY[0]}.{_LEAST_CAPABILITY[1]}"
         )
     elif find_spec("triton") is None:
-        compiler.give_up("the package triton is not installed")
+        compiler.stop_compiling("the package triton is not installed")
     return compiler
 
 

@@ -21,7 +21,7 @@ from monge.core.model import CachedStep, ModuleForward, NodeBlock
 from monge.engine.models.forward_program import FastForward, Forward, ForwardMaker, ForwardSpec
 from monge.engine.models.head_model import step_inputs
 from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.network_facts import no_copy_reason, no_tree_reason, packed_layers
+from monge.engine.models.network_facts import packed_layers, why_no_copy, why_no_tree
 
 _CLOSE: Final = {
     torch.float64: 1e-9,
@@ -62,7 +62,7 @@ def forward_spec(network: PreTrainedModel) -> ForwardSpec:
     return model.forward_spec()
 
 
-def program_obstacle(network: PreTrainedModel, done: str, *, merges: bool = False) -> str | None:
+def why_no_fast_forward(network: PreTrainedModel, done: str, *, merges: bool = False) -> str | None:
     """Return the reason why a network's forward cannot be replaced, if that is known before trying.
 
     Args:
@@ -70,11 +70,11 @@ def program_obstacle(network: PreTrainedModel, done: str, *, merges: bool = Fals
         done: Participle for messages: "compiled".
         merges: Whether adapters are merged in the copy that is replaced.
     """
-    if (reason := no_tree_reason(network)) is not None:
+    if (reason := why_no_tree(network)) is not None:
         return f"{reason}; only networks that read trees are {done}"
     # Merged in half precision, an adapter would be rounded to a part of its own digits.
     merges = merges and network.dtype in {torch.float32, torch.float64}
-    if (reason := no_copy_reason(network, merges=merges)) is not None:
+    if (reason := why_no_copy(network, merges=merges)) is not None:
         return reason
     name = type(network).__name__
     attention = str(network.config.get_text_config()._attn_implementation)

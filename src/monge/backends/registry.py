@@ -15,7 +15,7 @@ from monge.core.registry import Registry
 from monge.engine.models.forward_program import SourceWeights
 from monge.engine.models.hf_chain import HfChainModel
 from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.network_facts import no_tree_reason
+from monge.engine.models.network_facts import why_no_tree
 
 
 class Backend(ABC):
@@ -45,7 +45,7 @@ class Eager(Backend):
     """The network as `transformers` runs it, on any device."""
 
     def sequence_model(self, network: PreTrainedModel) -> HfTreeModel | HfChainModel:
-        return HfTreeModel(network) if no_tree_reason(network) is None else HfChainModel(network)
+        return HfTreeModel(network) if why_no_tree(network) is None else HfChainModel(network)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from monge.engine.conversation import Conversation
 from monge.engine.decoder import Decoder
 from monge.engine.models.background_compiler import BackgroundCompiler, compiled_by
 from monge.engine.result import GenerationStats
-from monge.loading.named_models import obstacle
+from monge.loading.named_models import why_no_model
 from monge.loading.sampling_defaults import sampling_defaults
 from monge.options import LoadOptions, SamplingOptions, changed
 
@@ -52,7 +52,7 @@ def talk(
         verbose: Whether the parts are listed.
     """
     if load.target is None and load.draft is None:
-        if (reason := obstacle(_DEFAULT)) is None:
+        if (reason := why_no_model(_DEFAULT)) is None:
             load = replace(load, target=_DEFAULT)
         else:
             say(f"talking with the built-in target, which knows little: {reason}", "yellow")

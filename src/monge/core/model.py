@@ -69,12 +69,12 @@ class SequenceModel(Protocol):
         ...
 
     @property
-    def no_tree_reason(self) -> str | None:
+    def why_no_tree(self) -> str | None:
         """The reason why only chains can be read, or `None` if trees can."""
         ...
 
     @property
-    def no_draft_reason(self) -> str | None:
+    def why_no_draft(self) -> str | None:
         """The reason why read tokens cannot be taken back, so nothing can be drafted, or `None` if they can."""
         ...
 

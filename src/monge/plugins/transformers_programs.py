@@ -172,7 +172,7 @@ class CompiledComponents:
         Raises:
             BackendError: If rounded weights are requested and cannot be run.
         """
-        reason, is_exact = self._eager_reason(call.model), self.backend.keeps_numbers
+        reason, is_exact = self._why_no_compiled_call(call.model), self.backend.keeps_numbers
         if reason is not None and not is_exact:
             raise BackendError(f"accelerate: rounded weights cannot be run here: {reason}")
         if reason is not None or not self._lock.acquire(blocking=False):
@@ -209,8 +209,8 @@ class CompiledComponents:
         finally:
             self._lock.release()
 
-    def _eager_reason(self, model: Any) -> str | None:
-        reason = eager_reason(model)
+    def _why_no_compiled_call(self, model: Any) -> str | None:
+        reason = why_no_compiled_call(model)
         if reason is None and "forward" in vars(model):
             version = self._version.of(model)  # of its forward, and of weights that it may read
             if version != self._judged[0]:
@@ -313,7 +313,7 @@ def gives_usual_numbers(network: Any) -> bool:
     return ours.dtype == usual.dtype and torch.equal(ours, usual)
 
 
-def eager_reason(network: torch.nn.Module) -> str | None:
+def why_no_compiled_call(network: torch.nn.Module) -> str | None:
     """Return why compiled code would give other numbers than a network, or `None`.
 
     These are changes from outside that compiled code does not see: autocast, replaced forwards of

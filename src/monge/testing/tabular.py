@@ -70,8 +70,8 @@ class TabularModel:
         max_length: Longest text, if bounded.
     """
 
-    no_tree_reason: str | None = None
-    no_draft_reason: str | None = None
+    why_no_tree: str | None = None
+    why_no_draft: str | None = None
     forward_s = 0.0
 
     def __init__(self, table: LawTable, vocab_size: int, max_length: int | None = None) -> None:

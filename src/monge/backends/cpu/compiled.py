@@ -18,7 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from monge.backends.cpu import grouped_attention, packed_linear
 from monge.backends.cpu.grouped_attention import load_grouped_attention
 from monge.backends.cpu.law_masses import load_law_masses
-from monge.backends.cpu.native_library import compiler_obstacle
+from monge.backends.cpu.native_library import why_no_compiler
 from monge.backends.cpu.packed_linear import (
     follow_weights,
     load_packed_linear,
@@ -43,7 +43,7 @@ from monge.backends.parity_check import (
     check_module,
     example_inputs,
     forward_spec,
-    program_obstacle,
+    why_no_fast_forward,
 )
 from monge.backends.traced import (
     TracedForward,
@@ -217,7 +217,7 @@ def pending_forward(eager: EagerForward) -> Forward[NetworkForward]:
         BackendError: If it is known before trying that the network cannot be compiled here.
     """
     network = eager.network
-    if (reason := obstacle(network)) is not None:
+    if (reason := why_no_compiled_forward(network)) is not None:
         raise BackendError(reason)
     name = type(network).__name__
     with as_backend_error(f"{name} cannot be compiled"):
@@ -250,13 +250,13 @@ def pending_forward(eager: EagerForward) -> Forward[NetworkForward]:
     return _pending(eager, name, key, compile_s, make=make, load=load)
 
 
-def obstacle(network: PreTrainedModel) -> str | None:
+def why_no_compiled_forward(network: PreTrainedModel) -> str | None:
     """Return the reason why a network cannot be compiled, if that is known before trying."""
-    if (reason := program_obstacle(network, "compiled", merges=True)) is not None:
+    if (reason := why_no_fast_forward(network, "compiled", merges=True)) is not None:
         return reason
     if network.device.type != "cpu":
         return f"{type(network).__name__} is on {network.device}, and steps are compiled for the CPU only"
-    return compiler_obstacle()
+    return why_no_compiler()
 
 
 def traced_forward(eager: EagerForward, spec: ForwardSpec) -> TracedForward:

@@ -35,7 +35,7 @@ OPERATIONS: Final = torch.library.Library("monge", "DEF")
 """Torch operations that the machine code implements; they are known as long as it lives."""
 
 
-def compiler_obstacle() -> str | None:
+def why_no_compiler() -> str | None:
     """Return the reason why nothing can be compiled on this machine, if so."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler

@@ -31,8 +31,8 @@ from monge.engine.models.masks import MaskFormat, level_blocks
 from monge.engine.models.network_facts import (
     OutputLayer,
     layer_windows,
-    no_tree_reason,
     num_weights,
+    why_no_tree,
 )
 from monge.engine.models.network_state import NetworkVersion
 from monge.engine.models.tree_cache import CAPTURED_ROOM, CacheRow, TreeCache, power_of_two
@@ -74,8 +74,8 @@ class HfTreeModel(HfModel):
         UnsupportedModelError: If the network cannot read trees; the message says why.
     """
 
-    no_draft_reason: str | None = None
-    no_tree_reason: str | None = None
+    why_no_draft: str | None = None
+    why_no_tree: str | None = None
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class HfTreeModel(HfModel):
         super().__init__(model)
         self._make_forward = Forward[NetworkForward] if make_forward is None else make_forward
         self._use(self._make_forward(self._eager), _EAGER)
-        reason = no_tree_reason(model)
+        reason = why_no_tree(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
         self._make_module, self._module_packer = make_module, module_packer
