@@ -17,7 +17,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 import monge
-from monge.loading.named_models import obstacle
+from monge.loading.named_models import why_no_model
 from monge.loading.networks import load_network, load_tokenizer
 from monge.plugins import transformers_generate
 
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-6)
     parser.add_argument("--beta", type=float, default=0.0, help="weight of the KL term")
     given = parser.parse_args()
-    target = given.target or (None if obstacle("smollm2") else "smollm2")
+    target = given.target or (None if why_no_model("smollm2") else "smollm2")
     model, tokenizer = load_network(target, dtype=torch.float32), load_tokenizer(target)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     arms = [Rollouts(model, "plain TRL")]

@@ -25,7 +25,7 @@ from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import TokenTree
 from monge.draft.model import ModelDrafter
 from monge.engine.sampling import NodeLaws
-from monge.verify.base import unsupported_reason
+from monge.verify.base import why_no_exactness
 from monge.verify.registry import VERIFIERS
 
 BATCH: Final = 8
@@ -193,7 +193,7 @@ def legal_rules(shape: Shape) -> list[str]:
     return [
         name
         for name in VERIFIERS
-        if unsupported_reason(VERIFIERS.make(name), limits.proposes, limits.max_width) is None
+        if why_no_exactness(VERIFIERS.make(name), limits.proposes, limits.max_width) is None
     ]
 
 

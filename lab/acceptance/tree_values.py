@@ -23,7 +23,7 @@ from monge.transport.bounds import layer_bound
 from monge.transport.candidates import CandidateLaw, TransportProblem
 from monge.transport.linear_program import solve, solve_tree
 from monge.transport.random_tree import Path, RandomTree, string_laws
-from monge.verify.base import NodeRule, Rule, Verifier, unsupported_reason
+from monge.verify.base import NodeRule, Rule, Verifier, why_no_exactness
 from monge.verify.gumbel import Gumbel
 from monge.verify.layer import Layer, LayerPass
 from monge.verify.optimal import Optimal
@@ -64,7 +64,7 @@ def tree_report(table: TreeTable, on_rule: Callable[[], None] = lambda: None) ->
     report: dict[str, Any] = {"rules": {}, "how": {}, "gap": {}}
     for name in VERIFIERS:
         rule = VERIFIERS.make(name)
-        if unsupported_reason(rule, limits.proposes, limits.max_width) is None:
+        if why_no_exactness(rule, limits.proposes, limits.max_width) is None:
             value, how = expected_accepted(rule, table)
             report["rules"][name], report["how"][name] = value, how
             report["gap"][name] = None if value is None else best - value

@@ -17,7 +17,7 @@ from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import provenance
 from monge.core.errors import OptionError, unknown_name
 from monge.core.model import NodeBlock, SequenceModel
-from monge.engine.models.hf_tree import make_model_programs
+from monge.engine.models.hf_tree import make_models_ready
 from monge.loading.networks import as_sequence_model, usable_device
 from monge.prompts import encode, interleaved, shipped
 
@@ -73,7 +73,7 @@ class Machine:
             network = grown(network, shape_for(network, num_parameters(params)))
         # The target is compiled once, at its own size.
         models = [as_sequence_model(one, backend=backend) for one in (network, pair.draft) if one]
-        make_model_programs(models)
+        make_models_ready(models)
         target_model, draft_model = models
         return replace(
             pair,

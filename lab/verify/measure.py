@@ -36,7 +36,7 @@ from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
 from monge.engine.sampling import NodeLaws
-from monge.verify.base import NodeRule, Rule, Verifier, as_verifier, unsupported_reason
+from monge.verify.base import NodeRule, Rule, Verifier, as_verifier, why_no_exactness
 from monge.verify.problem import ScoredTree
 from monge.verify.registry import VERIFIERS
 
@@ -225,7 +225,7 @@ class Trees:
 
     def timed(self, rule: Rule, batch: int) -> dict[str, Any]:
         """Seconds a tree of a batch and their ratio to the yardstick, or the reason why there are none."""
-        reason = unsupported_reason(rule, self.limits.proposes, self.limits.max_width)
+        reason = why_no_exactness(rule, self.limits.proposes, self.limits.max_width)
         if reason is not None:
             return {"skipped": reason}
         verifier, row = as_verifier(rule), self.logits[0]
@@ -322,7 +322,7 @@ class _Nodes:
         reason = "no way of drawing candidates is registered for it"
         for kind in kinds:
             children = CHILDREN[kind]()
-            reason = unsupported_reason(rule, (children.proposes,), width) or ""
+            reason = why_no_exactness(rule, (children.proposes,), width) or ""
             if width < children.min_width:
                 reason = f"children {kind!r} start at width {children.min_width}"
             if not reason:

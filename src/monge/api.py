@@ -31,9 +31,9 @@ from monge.draft.base import AnyDrafter
 from monge.draft.by_name import (
     AnyHead,
     drafter_of,
-    no_head_reason,
     open_settings,
     settings_of,
+    why_no_head,
     with_networks,
 )
 from monge.draft.registry import DRAFTERS
@@ -44,7 +44,7 @@ from monge.engine.chat_format import chat_format
 from monge.engine.components import Components, first_state
 from monge.engine.decoder import Decoder
 from monge.engine.exact_numerics import check_exact_numerics
-from monge.engine.models.hf_tree import make_model_programs
+from monge.engine.models.hf_tree import make_models_ready
 from monge.engine.text import Tokenizer
 from monge.loading.networks import (
     as_draft_model,
@@ -227,8 +227,8 @@ def load(
     )
 
 
-def compile_programs(**arguments: Any) -> None:
-    """Decode a short text, so that all programs of a decoder are compiled and kept.
+def compile_decoder(**arguments: Any) -> None:
+    """Decode a short text, so that all networks of a decoder are compiled and kept.
 
     Some modules of heads are compiled when they first run.
 
@@ -296,7 +296,7 @@ def make_components(
         controllers=chosen.named,
         seeded=chosen.seeded,
     )
-    make_model_programs((target, *drafts))
+    make_models_ready((target, *drafts))
     # Every controller must be able to plan for the parts, before a request names it.
     for name in components.controllers:
         components.controller_for(name).init(components.shared_for(name))
@@ -440,6 +440,6 @@ def _load_draft(
         network = load_network(source, **loading)
         tokenizer = load_tokenizer(source, trust_remote_code=loading["trust_remote_code"])
     except ModelLoadError as error:
-        reason = no_head_reason(source.path)
+        reason = why_no_head(source.path)
         raise error if reason is None else ModelLoadError(f"{error}; and {reason}") from error
     return as_draft_model(network, target, tokenizer=tokenizer, backend=source.backend, **tokens)

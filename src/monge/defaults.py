@@ -16,7 +16,7 @@ from monge.draft.base import AnyDrafter, DrafterPool
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.fixed_width import Chain, FixedWidth
-from monge.verify.base import Rule, unsupported_reason
+from monge.verify.base import Rule, why_no_exactness
 from monge.verify.block import Block
 from monge.verify.gumbel import Gumbel
 from monge.verify.layer import Layer
@@ -97,9 +97,7 @@ def default_drafter(
     if num_drafts != 1:
         return "ensemble" if num_drafts else "ngram"
     selects = chosen is None or chosen.first.selects
-    takes_model_free = (
-        rule is None or unsupported_reason(rule, frozenset({Deterministic}), 1) is None
-    )
+    takes_model_free = rule is None or why_no_exactness(rule, frozenset({Deterministic}), 1) is None
     return SEVERAL if selects and takes_model_free and _has_room(target) else "model"
 
 
@@ -148,9 +146,9 @@ def default_tree(
     deep = (Chain(depth=_ADAPTIVE_DEPTH),) if is_adaptive and _has_room(target) else ()
     for tree in (*agreed, *deep, *_TREES):
         limits = tree.limits
-        readable = limits.max_width == 1 or target.no_tree_reason is None
+        readable = limits.max_width == 1 or target.why_no_tree is None
         if readable and (
-            rule is None or unsupported_reason(rule, limits.proposes, limits.max_width) is None
+            rule is None or why_no_exactness(rule, limits.proposes, limits.max_width) is None
         ):
             return tree
     return _TREES[0]
@@ -176,7 +174,7 @@ def default_rule(proposes: frozenset[type[Proposal]], max_width: int | None) -> 
     )
     rules = (Block(), whole_tree, Gumbel(num_drafts=max_width or 1))
     return next(
-        (rule for rule in rules if unsupported_reason(rule, proposes, max_width) is None), walk
+        (rule for rule in rules if why_no_exactness(rule, proposes, max_width) is None), walk
     )
 
 

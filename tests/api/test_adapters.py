@@ -148,12 +148,12 @@ def test_adapters_are_merged_in_programs_and_followed(base, ids, tmp_path_factor
     with shared_programs(tmp_path_factory) as make:
         make(base)
         monge.accelerate(model, backend="compiled")
-        programs = model.generate.programs
+        programs = model.generate.compiled
 
         def check():
             texts.append(plain(model, ids))
             assert texts[-1] == plain(monge.restore(copy.deepcopy(model)), ids)
-            assert programs._target.program.name == "compiled"
+            assert programs._target.forward.name == "compiled"
 
         check()
         with torch.no_grad():

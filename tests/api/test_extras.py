@@ -12,7 +12,7 @@ import pytest
 import monge
 from monge.core.errors import OptionError
 from monge.core.extras import require
-from monge.loading.named_models import NAMED, PackagedModel, obstacle
+from monge.loading.named_models import NAMED, PackagedModel, why_no_model
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -87,7 +87,7 @@ def test_a_gguf_file_is_not_read_without_its_packages(without, tmp_path, monkeyp
     monkeypatch.setattr(PackagedModel, "path", lambda _: file)
     name = next(iter(NAMED))
     assert f'{name} needs {package}, which cannot be found: pip install ".[gguf]"' in str(
-        obstacle(name)
+        why_no_model(name)
     )
 
 

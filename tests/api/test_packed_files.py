@@ -157,7 +157,7 @@ def test_it_runs_eagerly_where_asked_or_where_nothing_compiles(
     path = write_mixed(tmp_path / "mixed.gguf", "llama", is_tied=True)
     caplog.set_level("INFO", "monge")
     if not options:
-        monkeypatch.setattr(networks, "compiler_obstacle", lambda: "there is no compiler")
+        monkeypatch.setattr(networks, "why_no_compiler", lambda: "there is no compiler")
     assert monge.load(path, drafter="none", **options).backend == "eager"
     assert ("many times slower" in caplog.text) == (not options)
 

@@ -22,7 +22,7 @@ from monge.bench.runner import Settings
 from monge.core.errors import OptionError
 from monge.draft.tree.registry import TREES
 from monge.prompts import encode
-from monge.verify.base import unsupported_reason
+from monge.verify.base import why_no_exactness
 from monge.verify.registry import VERIFIERS
 from tests.heads.readers.published import eagle3
 
@@ -35,7 +35,7 @@ def legal_arms(pair):
     for tree, verifier in product(trees, VERIFIERS):
         limits = TREES.parse(tree).limits
         rule = VERIFIERS.make(verifier)
-        if unsupported_reason(rule, limits.proposes, limits.max_width) is None:
+        if why_no_exactness(rule, limits.proposes, limits.max_width) is None:
             settings = {"drafter": pair.drafter(), "tree": tree, "verifier": verifier}
             yield MongeArm(name=f"{tree} {verifier}", settings={**settings, "controller": "fixed"})
 

@@ -180,8 +180,8 @@ def test_demo_shows_what_is_there(run, monkeypatch, tmp_path, missing, compiler,
             folder = Path(words[words.index("--out") + 1])
             (folder / "result.json").write_text(json.dumps(document))
 
-    monkeypatch.setattr(demo, "obstacle", lambda name: missing)
-    monkeypatch.setattr(demo, "compiler_obstacle", lambda: compiler)
+    monkeypatch.setattr(demo, "why_no_model", lambda name: missing)
+    monkeypatch.setattr(demo, "why_no_compiler", lambda: compiler)
     monkeypatch.setattr(demo, "_run", note)
     result = run("demo", *arguments)
     assert result.exit_code == 0
@@ -206,7 +206,7 @@ def test_what_the_demo_hands_out_is_a_command(run, monkeypatch, tmp_path, missin
     document = {"speedup_over_plain": 1.0, "block_efficiency": 1.0, "arms": []}
     (tmp_path / "demo" / "result.json").write_text(json.dumps(document))
     ran = []
-    monkeypatch.setattr(demo, "obstacle", lambda name: missing)
+    monkeypatch.setattr(demo, "why_no_model", lambda name: missing)
     monkeypatch.setattr(demo, "_run", lambda words, *_: ran.append(words))
     monkeypatch.setattr(sys, "argv", ["/my tools/monge"])
     monkeypatch.setattr(demo.shutil, "which", lambda name: None)

@@ -6,7 +6,7 @@ import pytest
 
 from monge.cli.listing import PROPOSALS, ROOMS, legality
 from monge.core.proposal import Arbitrary
-from monge.verify.base import unsupported_reason
+from monge.verify.base import why_no_exactness
 from monge.verify.registry import VERIFIERS
 from monge.verify.single_draft import SingleDraft
 
@@ -55,8 +55,8 @@ def test_legality_is_what_the_engine_decides():
     for name, kind in product(VERIFIERS, PROPOSALS):
         if kind is not Arbitrary:
             rule, shown = VERIFIERS.make(name), legal[name][kind.__name__]
-            assert (shown == "yes") == (unsupported_reason(rule, (kind,), 2) is None)
-            assert (shown == "no") == (unsupported_reason(rule, (kind,), 1) is not None)
+            assert (shown == "yes") == (why_no_exactness(rule, (kind,), 2) is None)
+            assert (shown == "no") == (why_no_exactness(rule, (kind,), 1) is not None)
 
 
 def test_rules_of_others_are_claims(run, installed, monkeypatch):

@@ -21,7 +21,7 @@ from monge.engine.components import Components
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
-from monge.verify.base import unsupported_reason
+from monge.verify.base import why_no_exactness
 from monge.verify.registry import VERIFIERS
 
 VOCAB = 3
@@ -103,7 +103,7 @@ def combinations() -> list[tuple[str, str]]:
             rule = VERIFIERS.make(name)
             if (
                 rule.is_enumerable
-                and unsupported_reason(rule, limits.proposes, limits.max_width) is None
+                and why_no_exactness(rule, limits.proposes, limits.max_width) is None
             ):
                 found.append((tree, name))
     return found

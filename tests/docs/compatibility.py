@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from transformers import PreTrainedModel
 
-from monge.backends.cpu.compiled import obstacle, pending_forward
+from monge.backends.cpu.compiled import pending_forward, why_no_compiled_forward
 from monge.backends.registry import Eager
 from monge.core.errors import BackendError, UnsupportedModelError
 from monge.core.model import FeatureModel, SequenceModel
+from monge.engine.models.forward_program import EagerForward
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine import vision_language
 from tests.engine.tiny import CHAIN_FAMILIES, FAMILIES, STATEFUL, TREE_FAMILIES
@@ -68,7 +69,7 @@ def cells(name: str, compiles: bool | None = None) -> Cells:
         model = Eager().sequence_model(network)
     except UnsupportedModelError:
         return REFUSED_CELLS
-    tried = obstacle(network) is None
+    tried = why_no_compiled_forward(network) is None
     flags = (
         isinstance(model, HfTreeModel),
         isinstance(model, FeatureModel),
@@ -81,7 +82,7 @@ def cells(name: str, compiles: bool | None = None) -> Cells:
 def can_compile(network: PreTrainedModel) -> bool:
     """Whether the compiled step of a network passes its check."""
     try:
-        pending_forward(network).make()
+        pending_forward(EagerForward(network)).make()
     except BackendError:
         return False
     return True
@@ -111,9 +112,9 @@ def committed() -> dict[str, Cells]:
 
 
 def _drafts(model: SequenceModel) -> str:
-    if model.no_draft_reason is not None:
+    if model.why_no_draft is not None:
         return "none"
-    return "trees, chains" if model.no_tree_reason is None else "chains"
+    return "trees, chains" if model.why_no_tree is None else "chains"
 
 
 if __name__ == "__main__":

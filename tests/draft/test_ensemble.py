@@ -203,7 +203,7 @@ def test_models_that_do_not_fit_are_refused():
     with pytest.raises(VocabularyMismatchError, match="the draft model has 4 tokens"):
         make_components(table(11), [model, TabularModel(RandomTable(4, 5), 4)])
     chains_only = table(5)
-    chains_only.no_tree_reason = "it keeps recurrent state"
+    chains_only.why_no_tree = "it keeps recurrent state"
     refusal = r"draft model 2 cannot read trees.*use ensemble\(paths=True\)"
     with pytest.raises(UnsupportedModelError, match=refusal):
         make_components(table(11), [model, chains_only])

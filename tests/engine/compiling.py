@@ -12,6 +12,9 @@ import pytest
 
 from monge.backends.cpu.compiled import pending_forward
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE
+from monge.backends.cuda import capture_forward
+from monge.engine.models.forward_program import EagerForward, Forward
+from monge.engine.models.hf_tree import HfTreeModel
 
 MISSING = {
     "compiled": None
@@ -21,7 +24,16 @@ MISSING = {
 
 
 def compile_forward(network, layers=()):
-    return pending_forward(network, layers).make()
+    return pending_forward(EagerForward(network, layers)).make()
+
+
+def captured_forward(network, capture, layers=(), compiler=None):
+    return capture_forward(EagerForward(network, layers), capture, compiler).run
+
+
+def read_by(forward, network):
+    """A model that reads by this forward."""
+    return HfTreeModel(network, lambda _: Forward(forward))
 
 
 def require(backend: str) -> None:

@@ -14,15 +14,21 @@ from monge.backends.cpu import compiled as backend
 from monge.backends.cpu import program_cache
 from monge.backends.cpu.compiled import CompiledForward, traced_forward
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE, cache_folder
-from monge.backends.parity_check import check_forward, program_spec
+from monge.backends.parity_check import check_forward, forward_spec
 from monge.backends.traced import tensors_of
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock
-from monge.engine.models.forward_program import ForwardOutput
+from monge.engine.models.forward_program import EagerForward, ForwardOutput
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import OutputLayer
 from monge.loading.networks import as_draft_model, as_sequence_model
-from tests.engine.compiling import compile_forward, require, shared_programs, verdicts_of
+from tests.engine.compiling import (
+    compile_forward,
+    read_by,
+    require,
+    shared_programs,
+    verdicts_of,
+)
 from tests.engine.tiny import network, perturbed, prompts
 from tests.parity.comparing import RandomGrowth, assert_same_tokens, plain_greedy
 
@@ -56,7 +62,7 @@ def own_folder(monkeypatch, tmp_path, compiled):
 
 
 def key_of(net):
-    return backend.program_key(net, *backend.network_facts(net), program_spec(net))
+    return backend.code_key(net, *backend.network_facts(net), forward_spec(net), ())
 
 
 def no_compiling(*_, **__):
@@ -73,7 +79,7 @@ class TestSteps:
     @pytest.mark.parametrize("num_nodes", [1, 2, 5, 64, 65])
     @pytest.mark.parametrize("num_rows", [1, 3])
     def test_sizes(self, compiled, num_nodes, num_rows):
-        models = HfTreeModel(target()), HfTreeModel(target(), compiled(target()))
+        models = HfTreeModel(target()), read_by(compiled(target()), target())
         texts = dict(enumerate(prompts((300, 1, 20)[:num_rows], seed=3)))
         blocks = {row: NodeBlock.chain(prompts((num_nodes,), seed=row)[0]) for row in texts}
         eager, ours = ({} for _ in models)
@@ -96,7 +102,9 @@ class TestSteps:
             )
         kinds = {
             tensor.dtype
-            for name, tensor in tensors_of(traced_forward(other, program_spec(other))).items()
+            for name, tensor in tensors_of(
+                traced_forward(EagerForward(other), forward_spec(other))
+            ).items()
             if "panels" in name
         }
         assert kinds == {torch.int32 if is_narrow else torch.float32}
@@ -117,7 +125,7 @@ class TestSteps:
         assert target().config._attn_implementation == attention
 
     def test_decoding_compiles_nothing_and_keeps_no_memory(self, compiled, monkeypatch):
-        model = HfTreeModel(target(), compiled(target()))
+        model = read_by(compiled(target()), target())
         monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", no_compiling)
         counters.clear()
         model.open({0: (5, 6), 1: (7,)})
@@ -207,9 +215,9 @@ class TestStoredPrograms:
             built.append(key)
             for path, content in kept.items():
                 path.write_bytes(content)
-            return backend.find_program(key, ".pt2", "")
+            return backend.find_code(key, ".pt2", "")
 
-        monkeypatch.setattr(backend, "compile_program", build)
+        monkeypatch.setattr(backend, "compile_exported", build)
         assert isinstance(compile_forward(target()), CompiledForward)
         assert len(built) == 1
         assert "cannot be used" in told[0]
@@ -222,7 +230,7 @@ class TestStoredPrograms:
     ):
         """By one that takes its place, or else by the next start: no program that fails is kept."""
         kept = {path: path.read_bytes() for path in own_folder.iterdir()}
-        bad, load, built = set(kept), backend.load_program, []
+        bad, load, built = set(kept), backend.load_code, []
 
         def load_some(stored, tensors):
             if stored.path not in bad:
@@ -239,10 +247,10 @@ class TestStoredPrograms:
                 path.write_bytes(content)
             if is_mended:
                 bad.clear()
-            return backend.find_program(key, ".pt2", "")
+            return backend.find_code(key, ".pt2", "")
 
-        monkeypatch.setattr(backend, "load_program", load_some)
-        monkeypatch.setattr(backend, "compile_program", build)
+        monkeypatch.setattr(backend, "load_code", load_some)
+        monkeypatch.setattr(backend, "compile_exported", build)
         if is_mended:
             assert isinstance(compile_forward(target()), CompiledForward)
             assert isinstance(compile_forward(target()), CompiledForward)
@@ -301,7 +309,7 @@ def test_compiled_logits_after_a_prompt_are_those_of_the_network(compiled, lengt
     step, texts = compiled(target()), dict(enumerate(prompts(lengths, seed=4)))
     step.prompt_tokens = prompt_tokens or step.prompt_tokens
     expected = read_prompts(HfTreeModel(target()), texts)
-    found = read_prompts(HfTreeModel(target(), step), texts)
+    found = read_prompts(read_by(step, target()), texts)
     for row in texts:
         torch.testing.assert_close(found[row], expected[row], atol=LARGEST_DIFFERENCE, rtol=0)
 
@@ -335,7 +343,7 @@ def test_a_network_without_a_choice_of_logits(compiled):
     step, texts = compiled(plain), {0: (5, 6, 7)}
     assert step.prompt_tokens == 0
     expected = read_prompts(HfTreeModel(target()), texts)
-    found = read_prompts(HfTreeModel(plain, step), texts)
+    found = read_prompts(read_by(step, plain), texts)
     torch.testing.assert_close(found[0], expected[0], atol=LARGEST_DIFFERENCE, rtol=0)
 
 

@@ -26,9 +26,10 @@ from monge.core.proposal import Iid
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import OutputLayer
-from monge.engine.models.tree_cache import RECORDED_ROOM, TreeCache
+from monge.engine.models.tree_cache import CAPTURED_ROOM, TreeCache
 from monge.heads.readers.registry import load_head
 from tests.engine import pretend
+from tests.engine.compiling import captured_forward, read_by
 from tests.engine.tiny import network, perturbed, prompts
 from tests.heads.readers.published import KINDS, steps_of
 from tests.parity.comparing import RandomGrowth
@@ -49,7 +50,7 @@ def placed(model, device):
 
 
 def captured_model(model, capture):
-    return HfTreeModel(model, capture_forward(model, capture))
+    return HfTreeModel(model, partial(capture_forward, capture=capture))
 
 
 def both(target, device, capture):
@@ -79,7 +80,7 @@ def assert_equal_rounds(models, blocks, kept):
 )
 def test_captured_logits_are_those_of_the_network(device, name, attention):
     capture, own = pretend.Rerun(), placed(network(name, attention), device)
-    step = capture_forward(own, capture)
+    step = captured_forward(own, capture)
     growth = RandomGrowth(
         own, prompts((9, 4, 6), seed=1), seed=2, reference=network(name, attention), step=step
     )
@@ -106,7 +107,7 @@ def test_captured_logits_at_every_batch_and_block_size(device, num_nodes, num_ro
 
 def test_decoding_records_nothing_that_it_has(device, monkeypatch):
     """Every width once, then only where the cache has moved."""
-    monkeypatch.setitem(RECORDED_ROOM, "least", 64)
+    monkeypatch.setitem(CAPTURED_ROOM, "least", 64)
     capture = pretend.Rerun()
     models = both(network("llama", "sdpa"), device, capture)
     for model in models:
@@ -126,7 +127,7 @@ def test_decoding_records_nothing_that_it_has(device, monkeypatch):
 def test_tensors_that_a_replay_reads_are_kept(device):
     """A replay reads the addresses of its recording: memory that nobody held would be somebody else's by then."""
     own, captures = placed(network("llama", "sdpa"), device), [pretend.Rerun()]
-    step = capture_forward(own, lambda work: captures[-1](work))  # noqa: PLW0108 (the last one then)
+    step = captured_forward(own, lambda work: captures[-1](work))  # noqa: PLW0108 (the last one then)
     captures.append(lambda work: (lambda: None, work()))  # keeps nothing of the work
     module, read = step.module, []
 
@@ -135,7 +136,7 @@ def test_tensors_that_a_replay_reads_are_kept(device):
         return module(token_ids, places, masks, kept)
 
     step.module = watched
-    model = HfTreeModel(own, step)
+    model = read_by(step, own)
     model.open({0: (5, 6)})
     model.extend({0: NodeBlock.chain((7, 8, 9))})
     gc.collect()
@@ -266,7 +267,7 @@ class TestPrompts:
     def test_give_the_logits_and_states_of_the_network(self, device, name, attention):
         capture, own = pretend.Rerun(), placed(network(name, attention), device)
         models = [HfTreeModel(network(name, attention))]
-        models += [HfTreeModel(own, capture_forward(own, capture, (1,)))]
+        models += [captured_model(own, capture)]
         logs = [model.watch((1,)) for model in models]
         models[1].prepare(4, 2)
         count = capture.num_captured
@@ -298,7 +299,7 @@ class TestPrompts:
         assert_equal_rounds(models, dict.fromkeys(texts, NodeBlock.chain((5, 9))), (0,))
 
     def test_stay_when_the_cache_moves(self, device, monkeypatch):
-        monkeypatch.setitem(RECORDED_ROOM, "least", 64)
+        monkeypatch.setitem(CAPTURED_ROOM, "least", 64)
         capture = pretend.Rerun()
         models = both(network("llama", "sdpa"), device, capture)
         models[1].prepare(1, 1)
@@ -387,11 +388,7 @@ def test_logits_of_a_step_survive_the_next_replay(device):
 def test_captured_hidden_states_are_those_of_the_network(device):
     target = network("llama", "sdpa")
     own, capture = placed(target, device), pretend.Rerun()
-    ours = HfTreeModel(
-        own,
-        capture_forward(own, capture),
-        lambda layers: capture_forward(own, capture, layers),
-    )
+    ours = captured_model(own, capture)
     states = []
     for model in (HfTreeModel(target), ours):
         watched = model.watch((0, 1))
@@ -418,7 +415,7 @@ class TestRefusals:
         with pytest.raises(
             BackendError, match="captured, has other logits than the network: .* from a float64 run"
         ):
-            capture_forward(placed(network("llama", "sdpa"), device), Deaf())
+            captured_forward(placed(network("llama", "sdpa"), device), Deaf())
 
     def test_a_network_that_waits_for_a_number(self, device):
         own = placed(network("llama", "sdpa"), device)
@@ -430,7 +427,7 @@ class TestRefusals:
             match=r"LlamaForCausalLM cannot be captured: "
             r"RuntimeError: .* waits for a number",
         ):
-            capture_forward(own, pretend.Rerun())
+            captured_forward(own, pretend.Rerun())
 
     @pytest.mark.parametrize(
         ("name", "attention", "reason"),
@@ -443,7 +440,7 @@ class TestRefusals:
         own = placed(network(name, "eager"), device)
         own.config._attn_implementation = attention
         with pytest.raises(BackendError, match=reason):
-            capture_forward(own, pretend.Rerun())
+            captured_forward(own, pretend.Rerun())
 
     def test_a_device_without_graphs(self, device):
         with pytest.raises(BackendError, match="steps on meta are neither compiled nor captured"):
@@ -455,7 +452,7 @@ class TestModules:
         own = OutputLayer(placed(network("llama", "sdpa"), device))
         capture = pretend.Rerun()
         states = torch.randn(11, 32, generator=torch.Generator().manual_seed(0))
-        program = capture_module(capture, own, (states[:1].to(device),))
+        program = capture_module(own, (states[:1].to(device),), capture)
         count = capture.num_captured
         for rows in (1, 3, 11, 4, 11):
             (logits,) = program(states[:rows].to(device))
@@ -468,7 +465,9 @@ class TestModules:
         target = network("llama", "sdpa", num_hidden_layers=4)
         KINDS["eagle3"](32, target.config.vocab_size).write(tmp_path)
         capture = pretend.Rerun()
-        graphs = HfTreeModel(placed(target, device), module_maker=partial(capture_module, capture))
+        graphs = HfTreeModel(
+            placed(target, device), make_module=partial(capture_module, capture=capture)
+        )
         heads = [
             model.head_model(*steps_of(load_head(tmp_path).float().to(where)))
             for model, where in ((HfTreeModel(target), "cpu"), (graphs, device))

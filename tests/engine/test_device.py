@@ -13,7 +13,7 @@ from monge.backends import cuda
 from monge.engine import loop
 from monge.engine.clock import measured_by, num_preparations
 from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.tree_cache import RECORDED_ROOM
+from monge.engine.models.tree_cache import CAPTURED_ROOM
 from tests.engine import pretend
 from tests.engine.tiny import VOCAB, network, perturbed, prompts
 from tests.heads.readers.published import KINDS, eagle3
@@ -234,7 +234,7 @@ def test_how_often_the_host_waits_in_greedy_rounds(device):
 def test_rounds_in_which_something_is_captured_teach_nothing(device, monkeypatch):
     """A text outgrows the cache: graphs are captured anew, in rounds that take absurdly long."""
     monkeypatch.setattr(cuda, "GraphCapture", lambda _: pretend.Rerun())
-    monkeypatch.setitem(RECORDED_ROOM, "least", 0)
+    monkeypatch.setitem(CAPTURED_ROOM, "least", 0)
     target = placed(network("llama", "sdpa"), device)
     decoder = monge.load(
         target, drafter="ngram", backend="compiled", controller="goodput", max_batch_size=1

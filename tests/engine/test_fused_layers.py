@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch._dynamo.backends.registry import lookup_backend
 
-from monge.backends.cuda import capture_forward
 from monge.backends.fused_layers import LayerCompiler, compile_with_inductor
-from monge.backends.parity_check import program_spec
+from monge.backends.parity_check import forward_spec
 from monge.backends.traced import TracedForward
 from monge.core.model import NodeBlock
-from monge.engine.models.hf_tree import HfTreeModel
+from monge.engine.models.forward_program import EagerForward
 from tests.engine import pretend
+from tests.engine.compiling import captured_forward, read_by
 from tests.engine.tiny import TREE_FAMILIES, network, prompts
 from tests.parity.comparing import RandomGrowth
 
@@ -77,9 +77,9 @@ def test_one_program_is_compiled_per_kind_and_width_of_layer(name, attention):
     """Of layers with equal code, whatever the number of layers, rows beyond one, and columns."""
     attention = "eager" if name == "gemma2" else attention  # it has no other here
     target, compile_ = own(name, attention), Counting()
-    spec = program_spec(target)
-    fused = TracedForward(target, spec, LayerCompiler(compile_).adapt)
-    plain, kinds = TracedForward(target, spec), 2 if name == "deepseek_v3" else 1
+    spec = forward_spec(target)
+    fused = TracedForward(EagerForward(target), spec, LayerCompiler(compile_).adapt)
+    plain, kinds = TracedForward(EagerForward(target), spec), 2 if name == "deepseek_v3" else 1
     shapes = {(1, 1, 64): 1, (1, 1, 128): 1, (1, 4, 64): 2, (2, 4, 64): 3, (4, 4, 128): 3}
     for shape, programs in shapes.items():
         logits, kept = read(fused, spec, *shape)
@@ -105,7 +105,9 @@ def test_no_weight_is_stored_twice(name, merged):
         return sum(storage.nbytes() for storage in storages.values())
 
     total = bytes_held()
-    first = TracedForward(target, program_spec(target), LayerCompiler(Counting()).adapt)
+    first = TracedForward(
+        EagerForward(target), forward_spec(target), LayerCompiler(Counting()).adapt
+    )
     places = [weight.data_ptr() for weight in target.parameters()]
     layer = next(m for m in first.modules() if hasattr(m, "_modules") and vars(m).get("forward"))
     products = {
@@ -114,7 +116,7 @@ def test_no_weight_is_stored_twice(name, merged):
         if one is not layer and "forward" in vars(one)
     }
     assert len(products) == merged
-    TracedForward(target, program_spec(target), LayerCompiler(Counting()).adapt)
+    TracedForward(EagerForward(target), forward_spec(target), LayerCompiler(Counting()).adapt)
     assert [weight.data_ptr() for weight in target.parameters()] == places
     assert bytes_held() == total == sum(before.values())
     for key, weight in reference.named_parameters():
@@ -125,7 +127,7 @@ def test_no_weight_is_stored_twice(name, merged):
 def test_compiled_layers_decode_in_captured_graphs():
     """In graphs, behind texts, with trees and batches that are padded, beside hidden states."""
     target, compile_, capture = own("llama"), Counting("aot_eager"), pretend.Rerun()
-    step = capture_forward(target, capture, (0, 1, 2), LayerCompiler(compile_))
+    step = captured_forward(target, capture, (0, 1, 2), LayerCompiler(compile_))
     assert compile_.count
     growth = RandomGrowth(
         target, prompts((9, 4, 6), seed=1), seed=2, reference=network("llama", "sdpa"), step=step
@@ -137,8 +139,8 @@ def test_compiled_layers_decode_in_captured_graphs():
 @pytest.mark.slow
 def test_prepared_shapes_compile_nothing_later():
     target, compile_ = own("llama"), Counting()
-    step = capture_forward(target, pretend.Rerun(), (), LayerCompiler(compile_))
-    model = HfTreeModel(target, step)
+    step = captured_forward(target, pretend.Rerun(), (), LayerCompiler(compile_))
+    model = read_by(step, target)
     model.prepare(2, 4)
     count = compile_.count
     model.open({0: (5, 6), 1: (7,)})
@@ -151,8 +153,8 @@ def test_prepared_shapes_compile_nothing_later():
 class TestFallback:
     def refused(self, target, compiler, match):
         with pytest.warns(UserWarning, match=match) as caught:
-            step = capture_forward(target, pretend.Rerun(), (), compiler)
-        again = capture_forward(target, pretend.Rerun(), (1,), compiler)  # not said again
+            step = captured_forward(target, pretend.Rerun(), (), compiler)
+        again = captured_forward(target, pretend.Rerun(), (1,), compiler)  # not said again
         assert len(caught) == 1
         assert step.name == again.name == "cuda_graph"
         growth = RandomGrowth(
@@ -194,7 +196,7 @@ class TestFallback:
 def test_layers_compiled_by_inductor_have_the_logits_of_the_network():
     """By Inductor, on a CPU."""
     target = own("llama")
-    step = capture_forward(target, pretend.Rerun(), (), LayerCompiler(compile_with_inductor))
+    step = captured_forward(target, pretend.Rerun(), (), LayerCompiler(compile_with_inductor))
     growth = RandomGrowth(
         target, prompts((9, 4)), seed=2, reference=network("llama", "sdpa"), step=step
     )

@@ -13,8 +13,7 @@ from monge.backends.cpu import compiled, program_cache
 from monge.backends.cpu.compiled import CompiledForward
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
-from monge.engine.models.forward_program import ForwardOutput, ForwardProgram
-from monge.engine.models.hf_tree import HfTreeModel
+from monge.engine.models.forward_program import ForwardOutput
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.loading.networks import as_sequence_model
@@ -50,13 +49,13 @@ def backend(tmp_path_factory):
 def read(backend, monkeypatch):
     """Notes what the backend's steps show, step by step."""
     seen, kind = [], CompiledForward
-    run = kind.__call__
+    run = kind.read
 
     def noting(step, *inputs):
         seen.append(step.layers)
         return run(step, *inputs)
 
-    monkeypatch.setattr(kind, "__call__", noting)
+    monkeypatch.setattr(kind, "read", noting)
     return seen
 
 
@@ -84,7 +83,7 @@ def load(backend):
 def test_states_of_the_committed_text(backend, read, layers):
     model = load(backend)
     watched = model.watch(layers)
-    assert model.program.layers == layers
+    assert model.forward.layers == layers
     read.clear()
     texts = {seq: list(text) for seq, text in enumerate(prompts((6, 3), seed=4))}
     model.open({seq: text[:-1] for seq, text in texts.items()})
@@ -133,18 +132,18 @@ def test_verdicts_of_heads_are_those_of_the_eager_backend(backend, read, heads, 
 
 
 def test_other_states_are_refused(backend, monkeypatch):
-    run = CompiledForward.__call__
+    run = CompiledForward.read
 
     def other(*inputs):
         output = run(*inputs)
         wrong = tuple(state * 1.01 for state in output.states)
         return ForwardOutput(logits=output.logits, states=wrong)
 
-    monkeypatch.setattr(CompiledForward, "__call__", other)
+    monkeypatch.setattr(CompiledForward, "read", other)
     # The good program of other tests is neither removed nor compiled again.
     monkeypatch.setattr(program_cache, "_remove", lambda path: None)
     monkeypatch.setattr(
-        compiled, "compile_program", lambda *given: compiled.find_program(given[-1], ".pt2", "")
+        compiled, "compile_exported", lambda *given: compiled.find_code(given[-1], ".pt2", "")
     )
     with pytest.raises(BackendError, match="has other logits or hidden states than the network"):
         compile_forward(target(), LAST)
@@ -169,20 +168,3 @@ def _watched_open(model):
     watched = model.watch(LAST)
     model.open({0: (5, 6)})  # a pending step is made now
     return watched
-
-
-def test_a_step_alone_is_left_out():
-    class Blind(ForwardProgram):
-        name, layers = "blind", ()
-
-        def __call__(self, *_):
-            raise AssertionError("it shows no hidden states")
-
-    model = HfTreeModel(target(), Blind())
-    with pytest.warns(
-        UserWarning,
-        match="every step of the target runs eagerly: a program of kind 'blind' was given",
-    ):
-        model.watch(LAST)
-    model.open({0: (5, 6)})
-    model.extend({0: NodeBlock.chain((7,))})

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from monge.core.model import NodeBlock
+from monge.engine.models.forward_program import EagerForward
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.hidden_states import HiddenStates
+from monge.engine.models.network_facts import own_cache
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.engine.tiny import FAMILIES, network
 
@@ -48,21 +50,16 @@ def test_a_text_that_nobody_drafts_for_keeps_no_states_of_others() -> None:
     assert sum(held.values()) < 2 * text.untyped_storage().nbytes()
 
 
-def shown(num_layers: int, layers: tuple[int, ...]) -> HiddenStates:
-    """The states of a network that one head asked for."""
-    states = HiddenStates(num_layers)
-    states.watch(layers)
-    return states
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_last_state_alone_is_that_of_all(name: str) -> None:
     """Seen by a hook on the network's body, which is left without one."""
-    held = network(name)
+    held, token_ids = network(name), torch.tensor([[5, 6, 7]])
     last = held.config.get_text_config().num_hidden_layers
-    inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "use_cache": False}
     with torch.inference_mode():
-        one, two = (shown(last, layers).forward(held, inputs) for layers in ((last,), (0, last)))
+        one, two = (
+            EagerForward(held, layers)(token_ids, None, {}, own_cache(held))
+            for layers in ((last,), (0, last))
+        )
     assert torch.equal(one.logits, two.logits)
     assert len(one.states) == 1
     assert torch.equal(one.states[0], two.states[1])
@@ -73,12 +70,20 @@ def test_a_decoder_that_is_never_called_shows_nothing_so_all_states_are_asked_fo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     held = network("llama")
-    inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "use_cache": False}
-    with torch.inference_mode():
-        expected = shown(2, (2,)).forward(held, inputs)
-        monkeypatch.setattr(held, "get_decoder", torch.nn.Identity)
-        got = shown(2, (2,)).forward(held, inputs)
-    assert torch.equal(got.states[0], expected.states[0])
+
+    def states() -> torch.Tensor:
+        model = HfTreeModel(held)
+        log = model.watch((2,))
+        model.open({0: (5, 6)})
+        model.extend({0: NodeBlock.chain((7, 8))})
+        model.commit({0: (0, 1)})
+        taken = log.take(0)
+        assert taken is not None
+        return taken
+
+    expected = states()
+    monkeypatch.setattr(held, "get_decoder", torch.nn.Identity)
+    assert torch.equal(states(), expected)
 
 
 def test_two_heads_of_one_target_get_their_own_states() -> None:

@@ -16,8 +16,8 @@ from monge.backends.cpu.compiled import pending_module
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE, PROGRAMS, writable_folder
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
-from monge.engine.models.forward_program import Pending
-from monge.engine.models.hf_tree import HfTreeModel, make_model_programs
+from monge.engine.models.forward_program import Forward
+from monge.engine.models.hf_tree import HfTreeModel, make_models_ready
 from monge.engine.models.network_facts import OutputLayer
 from monge.heads.readers.registry import load_head
 from monge.heads.shape.head import FirstStep, LaterStep, ShapeHead, TargetSizes, make_predictor
@@ -103,8 +103,8 @@ def compile_module(module, like):
 )
 def test_steps_give_the_head_s_numbers(backend, step):
     module = step(shape_head()).eval()
-    host = HfTreeModel(target(), module_maker=pending_module)
-    program = host.module_program(module, rows(1, *widths(module)))
+    host = HfTreeModel(target(), make_module=pending_module)
+    program = host.module_forward(module, rows(1, *widths(module)))
     assert program is not module
     for count in (1, 3, 64, 65, 1):
         assert_same(program, module, count)
@@ -177,11 +177,9 @@ def test_heads_of_one_architecture_share_a_program_and_no_numbers(backend, monke
 def test_other_numbers_are_refused_and_not_kept(backend, monkeypatch, tmp_path):
     """Nor are those of the program that is then compiled."""
     module, like = FirstStep(shape_head()).eval(), rows(1, HIDDEN, HIDDEN)
-    built, loaded, load = [], [], compiled.load_program
+    built, loaded, load = [], [], compiled.load_code
     with monkeypatch.context() as patch:
-        patch.setattr(
-            compiled, "load_program", lambda *given: loaded.append(given[0]) or load(*given)
-        )
+        patch.setattr(compiled, "load_code", lambda *given: loaded.append(given[0]) or load(*given))
         compile_module(module, like)
     path = loaded[0].path
     whole = {file.name: file.read_bytes() for file in (path, path.with_suffix(".constants"))}
@@ -199,7 +197,7 @@ def test_other_numbers_are_refused_and_not_kept(backend, monkeypatch, tmp_path):
         return lambda inputs: [one * 1.01 for one in run(inputs)]
 
     build()
-    monkeypatch.setattr(compiled, "load_program", spoilt)
+    monkeypatch.setattr(compiled, "load_code", spoilt)
     monkeypatch.setattr(compiled, "_compile_module", build)
     with pytest.raises(
         BackendError, match="FirstStep, .* gives other numbers: .* from a float64 run"
@@ -215,10 +213,10 @@ def test_a_module_that_cannot_be_traced_runs_eagerly(backend):
             return (states if bool(states.sum() > 0) else -states,)
 
     module = Branching().eval()
-    host = HfTreeModel(target(), module_maker=pending_module)
-    program, (states,) = host.module_program(module, rows(1, HIDDEN)), rows(3, HIDDEN)
+    host = HfTreeModel(target(), make_module=pending_module)
+    program, (states,) = host.module_forward(module, rows(1, HIDDEN)), rows(3, HIDDEN)
     with pytest.warns(UserWarning, match="part of a head runs eagerly: Branching cannot .*"):
-        make_model_programs((host,))
+        make_models_ready((host,))
     assert torch.equal(program(states)[0], module(states)[0])
 
 
@@ -234,21 +232,21 @@ class TestTogether:
                 made.append(module)
                 return lambda states: (2 * module(states)[0],)
 
-            return Pending(make, lambda: 10)
+            return Forward(module, make, lambda: 10)
 
-        return HfTreeModel(target(), module_maker=doubled), made
+        return HfTreeModel(target(), make_module=doubled), made
 
     def test_one_message_says_how_long_all_take(self, caplog):
         host, made = self.make()
         (states,) = rows(2, HIDDEN)
-        programs = [host.module_program(OutputLayer(host.network), (states[:1],)) for _ in "ab"]
+        programs = [host.module_forward(OutputLayer(host.network), (states[:1],)) for _ in "ab"]
         assert made == []
         with caplog.at_level("INFO", logger="monge"):
-            make_model_programs((host,))
-            make_model_programs((host,))
+            make_models_ready((host,))
+            make_models_ready((host,))
         assert len(made) == 2
         (message,) = (record.message for record in caplog.records)
-        assert message.startswith("compiling 2 programs for this machine, about 20 s in all")
+        assert message.startswith("compiling 2 modules for this machine, about 20 s in all")
         expected = 2 * OutputLayer(host.network)(states)[0]
         assert all(torch.equal(program(states)[0], expected) for program in programs)
         assert len(made) == 2
@@ -256,12 +254,12 @@ class TestTogether:
     def test_a_program_called_before_the_others_are_made_is_compiled_alone(self, caplog):
         host, made = self.make()
         (states,) = rows(2, HIDDEN)
-        program = host.module_program(OutputLayer(host.network), (states[:1],))
+        program = host.module_forward(OutputLayer(host.network), (states[:1],))
         with caplog.at_level("INFO", logger="monge"):
             program(states)
-            make_model_programs((host,))
+            make_models_ready((host,))
         assert len(made) == 1
-        assert [one.message[:21] for one in caplog.records] == ["compiling 1 program f"]
+        assert [one.message[:21] for one in caplog.records] == ["compiling 1 module fo"]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from monge.backends.cpu.packed_linear import (
     pack_linears,
     panels_of,
 )
-from monge.backends.cpu.program_cache import FOLDER_VARIABLE, StoredProgram, cache_folder
+from monge.backends.cpu.program_cache import FOLDER_VARIABLE, StoredCode, cache_folder
 from monge.core.errors import BackendError
 from tests.engine.compiling import compile_forward, require, shared_programs
 from tests.engine.test_gguf_blocks import random_rows
@@ -455,8 +455,8 @@ class TestOnDisk:
 
         monkeypatch.setattr("monge.backends.cpu.compiled.load_packed_linear", refuse)
         monkeypatch.setattr(
-            "monge.backends.cpu.compiled.compile_program",
-            lambda *_: StoredProgram(path=Path("none.pt2"), constants={}),
+            "monge.backends.cpu.compiled.compile_exported",
+            lambda *_: StoredCode(path=Path("none.pt2"), constants={}),
         )
         with pytest.raises(
             BackendError,

@@ -8,10 +8,10 @@ import torch
 from monge.backends import parity_check
 from monge.backends.cpu.compiled import traced_forward
 from monge.backends.cpu.rounded_weights import round_weights
-from monge.backends.parity_check import check_forward, check_module, difference, program_spec
+from monge.backends.parity_check import check_forward, check_module, difference, forward_spec
 from monge.backends.traced import UncompiledForward
 from monge.core.errors import BackendError
-from monge.engine.models.forward_program import ForwardOutput, ForwardProgram
+from monge.engine.models.forward_program import EagerForward, FastForward, ForwardOutput
 from monge.engine.models.network_facts import OutputLayer
 from tests.engine.compiling import require
 from tests.engine.tiny import network
@@ -24,19 +24,19 @@ def target(dtype=torch.float32):
 
 
 def trace(model, layers=()):
-    spec = program_spec(model, layers)
-    return UncompiledForward(traced_forward(model, spec), spec)
+    eager, spec = EagerForward(model, layers), forward_spec(model)
+    return UncompiledForward(eager, spec, traced_forward(eager, spec))
 
 
 def noisy(step, size):
     """The step, with an error of this size in every logit and hidden state."""
-    run = step.__call__
+    run = step.read
     generator = torch.Generator().manual_seed(1)
 
-    class Noisy(ForwardProgram):
-        name, spec = "noisy", step.spec
+    class Noisy(FastForward):
+        name = "noisy"
 
-        def __call__(self, *inputs):
+        def read(self, *inputs):
             output = run(*inputs)
             logits, *states = (
                 one + size * (2 * torch.rand(one.shape, generator=generator).to(one.dtype) - 1)
@@ -44,7 +44,7 @@ def noisy(step, size):
             )
             return ForwardOutput(logits=logits, states=tuple(states))
 
-    return Noisy()
+    return Noisy(step.eager, step.spec)
 
 
 @pytest.mark.parametrize("layers", [(), (0, 2)])
@@ -80,15 +80,15 @@ def test_rounded_networks_are_checked_against_themselves(kind, is_small, monkeyp
 
 def test_the_mask_is_checked():
     class Blind(UncompiledForward):
-        def __call__(self, token_ids, positions, masks, cache):
-            return super().__call__(
+        def read(self, token_ids, positions, masks, cache):
+            return super().read(
                 token_ids, positions, [torch.ones_like(mask) for mask in masks], cache
             )
 
     model = target()
-    spec = program_spec(model)
+    step = trace(model)
     with pytest.raises(BackendError, match="other logits"):
-        check_forward(model, Blind(traced_forward(model, spec), spec), "traced")
+        check_forward(model, Blind(step.eager, step.spec, step.module), "traced")
 
 
 @pytest.mark.parametrize("error", [3.9, 4.1])

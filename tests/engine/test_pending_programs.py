@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import monge
-from monge.api import compile_programs
+from monge.api import compile_decoder
 from monge.backends.cpu.compiled import traced_forward
-from monge.backends.parity_check import program_spec
+from monge.backends.parity_check import forward_spec
 from monge.backends.registry import Backend
 from monge.backends.traced import UncompiledForward
 from monge.core.errors import BackendError
@@ -23,7 +23,7 @@ from monge.engine.models.background_compiler import (
     compiled_by,
     is_compiled_elsewhere,
 )
-from monge.engine.models.forward_program import Pending
+from monge.engine.models.forward_program import Forward
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.notices import watched_by
 from tests.engine.tiny import network, perturbed
@@ -33,43 +33,42 @@ def target():
     return network("llama", "sdpa")
 
 
-class Program:
-    """The programs that were made, and the seconds that each takes."""
+class Compiler:
+    """The forwards that were compiled, and the seconds that each takes."""
 
     made = []
     expected_s = 20
 
     @classmethod
-    def pending(cls, name, make):
+    def pending(cls, name, run, make):
         def noted():
             cls.made.append(name)
             return make()
 
-        return Pending(noted, lambda: cls.expected_s)
+        return Forward(run, noted, lambda: cls.expected_s)
 
 
-def step(of, *layers):
-    spec = program_spec(of, layers)
-    return UncompiledForward(traced_forward(of, spec), spec)
+def step(eager):
+    spec = forward_spec(eager.network)
+    return UncompiledForward(eager, spec, traced_forward(eager, spec))
 
 
 def refused(*_):
     raise BackendError("no compiler today")
 
 
-def model_of(of, *, make_step=step, make_module=lambda module, like: module):
-    return HfTreeModel(
-        of,
-        Program.pending("step", lambda: make_step(of)),
-        lambda layers: Program.pending("step with states", lambda: make_step(of, *layers)),
-        make_module,
-    )
+def model_of(of, *, make_step=step, make_module=lambda module, like: Forward(module)):
+    def pending(eager):
+        name = "step with states" if eager.layers else "step"
+        return Compiler.pending(name, eager, lambda: make_step(eager))
+
+    return HfTreeModel(of, pending, make_module)
 
 
 @pytest.fixture
 def said(caplog):
     """Announcements, and what was shown as going on."""
-    Program.made, Program.expected_s, shown = [], 20, []
+    Compiler.made, Compiler.expected_s, shown = [], 20, []
 
     @contextmanager
     def show(name, seconds):
@@ -93,19 +92,19 @@ def read_again(model):
 def test_the_program_that_a_head_needs_is_announced_and_no_other(said):
     model = model_of(target())
     model.watch((model.num_layers,))
-    assert Program.made == []
+    assert Compiler.made == []
     torch.testing.assert_close(read(model), read(HfTreeModel(target())), atol=5e-5, rtol=0)
-    assert Program.made == ["step with states"]
-    what = "compiling 1 program for this machine, about 20 s in all; kept for later starts"
-    assert said() == ([what], [("compiling 1 program", 20)])
-    assert model.program.name == UncompiledForward.name
-    assert all(program.pending is None for program in model.programs)
+    assert Compiler.made == ["step with states"]
+    what = "compiling 1 module for this machine, about 20 s in all; kept for later starts"
+    assert said() == ([what], [("compiling 1 module", 20)])
+    assert model.forward.name == UncompiledForward.name
+    assert all(forward.is_ready for forward in model.forwards)
 
 
 def test_stored_programs_are_loaded_without_a_word(said):
-    Program.expected_s = 0
+    Compiler.expected_s = 0
     read(model_of(target()))
-    assert Program.made == ["step"]
+    assert Compiler.made == ["step"]
     assert said() == ([], [])
 
 
@@ -130,7 +129,7 @@ def test_an_interrupted_program_is_made_by_the_next_call(said):
     with pytest.raises(KeyboardInterrupt):
         read(model)
     assert read(model).shape == (1, model.vocab_size)
-    assert Program.made == ["step", "step"]
+    assert Compiler.made == ["step", "step"]
 
 
 def test_loading_a_pair_announces_both_at_once_and_before_the_first_request(said):
@@ -141,10 +140,10 @@ def test_loading_a_pair_announces_both_at_once_and_before_the_first_request(said
     decoder = monge.load(
         target(), perturbed(target()), backend=Fake(), controller="fixed", tree="chain(2)"
     )
-    assert Program.made == ["step", "step"]
+    assert Compiler.made == ["step", "step"]
     decoder.generate([(5, 6, 7)], max_new_tokens=4)
-    assert Program.made == ["step", "step"]
-    assert said()[1] == [("compiling 2 programs", 40)]
+    assert Compiler.made == ["step", "step"]
+    assert said()[1] == [("compiling 2 modules", 40)]
 
 
 class TestMeanwhile:
@@ -169,39 +168,40 @@ class TestMeanwhile:
             lambda *given, **streams: processes.append(Process(*given, **streams)) or processes[-1],
         )
         model = model_of(
-            target(), make_module=lambda *given: Program.pending("module", lambda: spoilt)
+            target(),
+            make_module=lambda module, like: Compiler.pending("module", module, lambda: spoilt),
         )
         spoilt = lambda states: (2 * states,)  # noqa: E731 (a program of other numbers shows that it runs)
         states = torch.ones(1, model.hidden_size)
         eager = HfTreeModel(target())
         with compiled_by(
-            BackgroundCompiler(compile_programs, {"target": "folder", "tree": "chain"})
+            BackgroundCompiler(compile_decoder, {"target": "folder", "tree": "chain"})
         ):
             assert torch.equal(read(model), read(eager))
             assert torch.equal(model.unembed(states), eager.unembed(states))
-            assert model.program is None
+            assert model.forward.name == "eager"
             model.close(0)
-            assert (started, Program.made) == (
-                [(compile_programs, {"target": "folder", "tree": "chain"})],
+            assert (started, Compiler.made) == (
+                [(compile_decoder, {"target": "folder", "tree": "chain"})],
                 [],
             )
             processes[0].returncode = 0 if failure is None else 1
             if failure is None:  # it stored them
-                Program.expected_s = 0
+                Compiler.expected_s = 0
             torch.testing.assert_close(read(model), read_again(eager), atol=5e-5, rtol=0)
             assert torch.equal(model.unembed(states), 2 * states[0:1])
-        assert Program.made == ["module", "step"]
-        assert model.program.name == UncompiledForward.name
+        assert Compiler.made == ["module", "step"]
+        assert model.forward.name == UncompiledForward.name
         first, *others = said()[0]
         assert "beside the first answers, about 40 s in all" in first
         if failure is None:
             assert others == []
         else:
             assert others[0] == f"compiling beside the answers failed: {failure}"
-            assert [one[:20] for one in others[1:]] == ["compiling 2 programs"]
+            assert [one[:19] for one in others[1:]] == ["compiling 2 modules"]
 
     def test_the_process_says_why_it_failed(self, said):
-        with compiled_by(BackgroundCompiler(compile_programs, {"target": "no/such/folder"})):
+        with compiled_by(BackgroundCompiler(compile_decoder, {"target": "no/such/folder"})):
             assert is_compiled_elsewhere([5])
             until = time.monotonic() + 120
             while is_compiled_elsewhere([5]) and time.monotonic() < until:
@@ -212,8 +212,8 @@ class TestMeanwhile:
         assert not is_compiled_elsewhere([5])
 
     def test_nothing_starts_where_all_is_stored(self, said):
-        with compiled_by(BackgroundCompiler(compile_programs, {"target": "folder"})):
-            Program.expected_s = 0
+        with compiled_by(BackgroundCompiler(compile_decoder, {"target": "folder"})):
+            Compiler.expected_s = 0
             assert read(model_of(target())).shape == (1, 97)
-        assert Program.made == ["step"]
+        assert Compiler.made == ["step"]
         assert said()[0] == []

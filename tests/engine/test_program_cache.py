@@ -16,7 +16,7 @@ from monge.backends.cpu.program_cache import (
     cache_folder,
     load_or_make,
     only_process,
-    store_program,
+    store_code,
     writable_folder,
 )
 from monge.core.errors import OptionError
@@ -53,7 +53,7 @@ def make(folder):
         made.count += 1
         package = folder / "new.so"
         package.write_bytes(b"code")
-        return store_program("some", package, {})
+        return store_code("some", package, {})
 
     made.count = 0
     return made

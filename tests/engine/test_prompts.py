@@ -125,7 +125,7 @@ def test_log_probabilities_of_prompts_are_those_of_a_plain_forward_however_they_
         held = stateful() if kind == "mamba" else network(kind)
         made = as_sequence_model(held)
         texts = [*prompts((70, 9), seed=2), (5,), *prompts((6,), seed=3)]
-    drafts = made.no_draft_reason is None
+    drafts = made.why_no_draft is None
     components = make_components(
         made,
         drafter="pool('ngram', 'suffix')" if drafts else "none",

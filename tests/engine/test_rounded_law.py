@@ -42,7 +42,7 @@ class FirstLogits:
         gap: Largest difference of later logits to the kept ones.
     """
 
-    no_tree_reason = no_draft_reason = None
+    why_no_tree = why_no_draft = None
     forward_s = 0.0
 
     def __init__(self, model):
@@ -113,7 +113,7 @@ def targets(tmp_path_factory):
         if kind not in made:
             given = network("llama", "sdpa", vocab_size=VOCAB, num_hidden_layers=1)
             model = as_sequence_model(given, backend=f"compiled(weights={kind!r})")
-            assert model.program is not None
+            assert model.forward.name == "compiled"
             made[kind] = model, round_weights(given, kind)
         return made[kind]
 

@@ -142,7 +142,7 @@ class TestBadInput:
             BACKENDS.parse("compiled(weights='int7')")
 
     def test_a_machine_without_a_compiler_is_told_so(self, monkeypatch):
-        where = "monge.backends.cpu.rounded_weights.compiler_obstacle"
+        where = "monge.backends.cpu.rounded_weights.why_no_compiler"
         monkeypatch.setattr(where, lambda: "no compiler")
         with pytest.raises(BackendError, match="needs a C\\+\\+ compiler: no compiler"):
             round_weights(target(), "int8")

@@ -34,7 +34,7 @@ from monge.draft.tree.fixed_width import FixedWidth
 from monge.draft.tree.registry import TREES
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import TabularModel
-from monge.verify.base import Rule, as_verifier, unsupported_reason
+from monge.verify.base import Rule, as_verifier, why_no_exactness
 from monge.verify.layer import FLOW_RULES
 from monge.verify.registry import VERIFIERS
 from tests.verify.programs import remembering_programs
@@ -189,7 +189,7 @@ Drawn three times as often.
 
 def _is_legal(limits: TreeLimits, verifier: str) -> bool:
     rule = _rule(verifier)
-    if unsupported_reason(rule, limits.proposes, limits.max_width) is not None:
+    if why_no_exactness(rule, limits.proposes, limits.max_width) is not None:
         return False
     draws_positions = any(
         issubclass(kind, Mixed) or (issubclass(kind, Iid) and limits.max_width > 1)

@@ -30,7 +30,7 @@ from monge.draft.tree.registry import TREES
 from monge.engine.decoder import Decoder
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
-from monge.verify.base import Rule, as_verifier, unsupported_reason
+from monge.verify.base import Rule, as_verifier, why_no_exactness
 from monge.verify.gumbel import Gumbel
 from monge.verify.registry import VERIFIERS
 from monge.verify.single_draft import SingleDraft
@@ -121,7 +121,7 @@ def test_every_tree_and_way_of_drawing_is_looked_at() -> None:
 def test_the_default_verifier_of_every_tree_is_legal(shape: str) -> None:
     builder = TREES.parse(shape)
     rule, limits = default_of(builder), builder.limits
-    assert unsupported_reason(rule, limits.proposes, limits.max_width) is None
+    assert why_no_exactness(rule, limits.proposes, limits.max_width) is None
     assert rule.is_lossless
 
 
@@ -132,7 +132,7 @@ def test_is_exact_and_accepts_most(shape: str) -> None:
     legal = [
         name
         for name in VERIFIERS
-        if unsupported_reason(VERIFIERS.make(name), limits.proposes, limits.max_width) is None
+        if why_no_exactness(VERIFIERS.make(name), limits.proposes, limits.max_width) is None
     ]
     others = [in_enumerable_form(name, builder) for name in legal if name != "gumbel"]
     for seed in (1, 2):

@@ -19,7 +19,7 @@ from monge.draft.tree.registry import TREES
 from monge.testing.decoding import Case, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import Style, TabularModel
-from monge.verify.base import unsupported_reason
+from monge.verify.base import why_no_exactness
 from monge.verify.registry import VERIFIERS
 from tests.engine.laws import loop_law
 from tests.kit.known_bad import WithoutReplacementAsIid
@@ -68,7 +68,7 @@ def models(style: Style = "positive") -> list[TabularModel]:
 
 def legal(tree: str, verifier: str) -> bool:
     limits = TREES.parse(tree).limits
-    return unsupported_reason(VERIFIERS.make(verifier), limits.proposes, limits.max_width) is None
+    return why_no_exactness(VERIFIERS.make(verifier), limits.proposes, limits.max_width) is None
 
 
 ENUMERABLE = [name for name in VERIFIERS if VERIFIERS.make(name).is_enumerable]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from monge.core.law import DenseLaw, Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.testing.oracle import exact_law, law_error
-from monge.verify.base import NodeRule, unsupported_reason
+from monge.verify.base import NodeRule, why_no_exactness
 from monge.verify.registry import VERIFIERS
 from tests.kit.strategies import dense_law, weight_pairs
 
@@ -51,7 +51,7 @@ def test_emitted_token_follows_the_target_law(name: str, pair: tuple[list[int], 
     legal = [
         item
         for item in proposals(q)
-        if unsupported_reason(rule, [type(item)], width_of(item)) is None
+        if why_no_exactness(rule, [type(item)], width_of(item)) is None
     ]
     assert legal
     for proposal in legal:
@@ -65,7 +65,7 @@ def test_sparse_and_dense_laws_are_one_law(name: str) -> None:
     p = DenseLaw(torch.tensor([0.5, 0.3, 0.0, 0.2], dtype=torch.float64))
     q = DenseLaw(torch.tensor([0.2, 0.0, 0.3, 0.5], dtype=torch.float64))
     for dense, sparse in zip(proposals(q), proposals(q.sparse()), strict=True):
-        if unsupported_reason(rule, [type(dense)], width_of(dense)) is None:
+        if why_no_exactness(rule, [type(dense)], width_of(dense)) is None:
             for target in (p, p.sparse()):
                 assert law_error(emitted(rule, target, sparse), emitted(rule, p, dense)) < 1e-12
 

@@ -22,7 +22,7 @@ from monge.engine.batch import Batch
 from monge.engine.session import Request, Session
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
-from monge.verify.base import Verifier, as_verifier, unsupported_reason
+from monge.verify.base import Verifier, as_verifier, why_no_exactness
 from monge.verify.multipath_block import MultipathBlock
 from monge.verify.problem import ScoredTree
 from monge.verify.registry import VERIFIERS
@@ -81,7 +81,7 @@ def legal_shapes(rule: Any) -> list[str]:
     return [
         shape
         for shape in SHAPES
-        if unsupported_reason(rule, (own := TREES.parse(shape).limits).proposes, own.max_width)
+        if why_no_exactness(rule, (own := TREES.parse(shape).limits).proposes, own.max_width)
         is None
     ]
 

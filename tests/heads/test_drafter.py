@@ -182,7 +182,7 @@ def test_the_truncated_law_is_the_declared_one() -> None:
 
 def test_targets_without_hidden_states_are_refused() -> None:
     class Blind:
-        vocab_size, forward_s, max_length, no_tree_reason, no_draft_reason = 3, 0.0, *[None] * 3
+        vocab_size, forward_s, max_length, why_no_tree, why_no_draft = 3, 0.0, *[None] * 3
         open = append = extend = commit = length = close = lambda *_: None
 
     with pytest.raises(OptionError, match="that shows its hidden states; Blind does not"):

@@ -9,7 +9,7 @@ import torch
 
 from lab.verify.measure import VerifySettings, measure
 from monge.draft.tree.registry import TREES
-from monge.verify.base import unsupported_reason
+from monge.verify.base import why_no_exactness
 from monge.verify.registry import VERIFIERS
 
 TINY = VerifySettings(
@@ -62,7 +62,7 @@ def test_every_rule_that_is_exact_for_a_tree_is_timed_on_it(tree, nodes, timed):
     builder = TREES.parse(tree)
     limits = builder.limits
     for one in cells:
-        reason = unsupported_reason(VERIFIERS.make(one["rule"]), limits.proposes, limits.max_width)
+        reason = why_no_exactness(VERIFIERS.make(one["rule"]), limits.proposes, limits.max_width)
         assert one.get("skipped") == reason
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.model import NodeBlock
-from monge.engine.models.forward_program import ForwardProgram
+from monge.engine.models.forward_program import Forward, NetworkForward
 from monge.engine.models.hf_tree import HfTreeModel
 
 Text = tuple[int, ...]
@@ -63,9 +63,10 @@ class RandomGrowth:
         prompts: Sequence[Text],
         seed: int,
         reference: PreTrainedModel | None = None,
-        step: ForwardProgram | None = None,
+        step: NetworkForward | None = None,
     ) -> None:
-        self.model, self.texts = HfTreeModel(network, step), dict(enumerate(prompts))
+        make_step = None if step is None else lambda _: Forward(step)
+        self.model, self.texts = HfTreeModel(network, make_step), dict(enumerate(prompts))
         self.network, self.vocab = reference or network, network.config.get_text_config().vocab_size
         self.generator = torch.Generator().manual_seed(seed)
         self.non_prefix_commits = 0

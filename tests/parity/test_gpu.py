@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import monge
-from monge.backends.cuda import GraphCapture, capture_forward
+from monge.backends.cuda import GraphCapture
 from tests.engine import cuda_waits
+from tests.engine.compiling import captured_forward
 from tests.engine.tiny import network, padded, perturbed, prompts
 from tests.heads.readers.published import eagle3
 from tests.parity.comparing import RandomGrowth
@@ -97,7 +98,7 @@ def test_sampled_texts_are_those_of_the_cpu_and_seldom_wait(tree):
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3", "gpt2"])
 def test_captured_node_logits(name):
     own = on_gpu(network(name, "sdpa"))
-    step = capture_forward(own, GraphCapture(own.device))
+    step = captured_forward(own, GraphCapture(own.device))
     growth = RandomGrowth(own, ROWS[:3], seed=2, reference=network(name), step=step)
     assert max(growth.round(compare=True) for _ in range(6)) < LARGEST_DIFFERENCE
 

@@ -18,12 +18,12 @@ from transformers.generation.streamers import BaseStreamer
 
 import monge
 from monge.backends.cpu.compiled import CompiledForward
-from monge.backends.cpu.program_cache import network_facts, program_key
+from monge.backends.cpu.program_cache import code_key, network_facts
 from monge.core.errors import BackendError, OptionError
 from monge.engine.models import background_compiler
 from monge.engine.models.forward_program import SourceWeights
 from monge.plugins import transformers_generate, transformers_programs
-from monge.plugins.transformers_programs import KeptPrograms, _Gain, eager_reason
+from monge.plugins.transformers_programs import CompiledComponents, _Gain, why_no_compiled_call
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network, padded, perturbed, prompts
 
@@ -101,12 +101,12 @@ class TestTexts:
     def test_a_seed_names_the_text_of_the_eager_backend(self, model, rules):
         settings = {**ROWS, **GREEDY, "do_sample": True, "seed": 3, **rules}
         eager = monge.accelerate(target(), backend="eager")
-        assert eager.generate.programs is None
+        assert eager.generate.compiled is None
         assert torch.equal(model.generate(**settings), eager.generate(**settings))
 
     def test_calls_share_one_copy_of_the_weights(self, model, runs):
-        kept = model.generate.programs
-        program = kept._target.program
+        kept = model.generate.compiled
+        program = kept._target.forward
         for options in (
             {},
             {"drafter": "none"},
@@ -117,7 +117,7 @@ class TestTexts:
             runs.clear()
             model.generate(**ONE, **(GREEDY | options))
             assert runs
-            assert kept._target.program is program
+            assert kept._target.forward is program
         assert len(kept._components) <= 4
 
     def test_an_error_of_a_call_leaves_the_program_usable(self, model):
@@ -147,7 +147,7 @@ class TestTexts:
     def test_copies_have_programs_of_their_own(self, model):
         with torch.no_grad():
             (copied := copy.deepcopy(model)).lm_head.weight.neg_()
-        assert copied.generate.programs is not model.generate.programs
+        assert copied.generate.compiled is not model.generate.compiled
         assert_plain(copied)
         assert_plain(model)
 
@@ -262,7 +262,7 @@ class TestWeights:
         assert_plain(model)
 
     def test_following_that_costs_more_than_it_gains_is_left_out(self, model, runs, said):
-        kept = model.generate.programs
+        kept = model.generate.compiled
         loaded(model)
         assert_plain(model)
         kept._gain.cost_s = 1e6
@@ -293,7 +293,7 @@ class TestWeights:
         assert runs
         with torch.no_grad():
             model.model.norm.weight.mul_(2.0)  # the same greedy text
-        model.generate.programs._gain.cost_s = 1e6
+        model.generate.compiled._gain.cost_s = 1e6
         runs.clear()
         assert torch.equal(model.generate(**ONE, **GREEDY, **drafts), first)
         assert runs == []
@@ -407,7 +407,7 @@ class TestCallsThatAProgramCannotTake:
         getattr(model, "activation_checkpointing_enable", old)()
         model.enable_input_require_grads()
         model.train()
-        assert eager_reason(model) is None
+        assert why_no_compiled_call(model) is None
         runs.clear()
         expected = plainly(model, ROWS, **GREEDY)
         assert torch.equal(model.generate(**ROWS, **GREEDY), expected)
@@ -502,7 +502,7 @@ class TestAnotherProcess:
             background_compiler._StructurePickler(file).dump({"target": model})
         file.seek(0)
         made = pickle.load(file)["target"]
-        assert program_key(made, *network_facts(made)) == program_key(model, *network_facts(model))
+        assert code_key(made, *network_facts(made)) == code_key(model, *network_facts(model))
         assert made.get_output_embeddings() is made.get_input_embeddings()
         assert not made.lm_head.weight.any()
         assert torch.equal(made.model.norm.weight, model.model.norm.weight)
@@ -525,7 +525,7 @@ print(len(model(torch.ones(1, 3, dtype=int), output_hidden_states=True).hidden_s
 
     def test_what_cannot_be_passed_on_is_compiled_here(self, compiled, runs, said, monkeypatch):
         monkeypatch.setattr("monge.backends.cpu.compiled.is_stored", lambda *_: False)
-        monkeypatch.setattr("monge.backends.cpu.compiled.find_program", lambda *_: None)
+        monkeypatch.setattr("monge.backends.cpu.compiled.find_code", lambda *_: None)
         model = target()
         vars(model)["of_the_user"] = lambda: None
         monge.accelerate(model, backend="compiled")
@@ -540,7 +540,7 @@ print(len(model(torch.ones(1, 3, dtype=int), output_hidden_states=True).hidden_s
         model = monge.accelerate(target(), perturbed(target()), backend="compiled")
         assert_plain(model)
         assert runs == []
-        (compiler,) = model.generate.programs._compilers.values()
+        (compiler,) = model.generate.compiled._compilers.values()
         until = time.monotonic() + 280
         while compiler._process.poll() is None and time.monotonic() < until:
             step(model)
@@ -552,9 +552,9 @@ print(len(model(torch.ones(1, 3, dtype=int), output_hidden_states=True).hidden_s
 
 
 def test_kept_programs_are_not_pickled(model):
-    copied = pickle.loads(pickle.dumps(model.generate.programs))
-    assert isinstance(copied, KeptPrograms)
-    assert (copied.backend, copied._target) == (model.generate.programs.backend, None)
+    copied = pickle.loads(pickle.dumps(model.generate.compiled))
+    assert isinstance(copied, CompiledComponents)
+    assert (copied.backend, copied._target) == (model.generate.compiled.backend, None)
 
 
 def test_restore_drops_the_copies(model):

@@ -16,7 +16,7 @@ from monge.core.draws import Draws, TapeDraws
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.testing.oracle import exact_law, law_error
-from monge.verify.base import unsupported_reason
+from monge.verify.base import why_no_exactness
 from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.problem import NodeProblem
 from monge.verify.registry import VERIFIERS
@@ -57,7 +57,7 @@ def legal(rule: FlowRule, q: Law) -> list[Proposal]:
     return [
         item
         for item in proposals(q)
-        if unsupported_reason(rule, [type(item)], width_of(item)) is None
+        if why_no_exactness(rule, [type(item)], width_of(item)) is None
     ]
 
 

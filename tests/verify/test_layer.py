@@ -22,7 +22,7 @@ from monge.testing.oracle import exact_law
 from monge.transport.candidates import CandidateLaw
 from monge.transport.linear_program import solve_tree
 from monge.transport.random_tree import RandomTree
-from monge.verify.base import Walk, as_verifier, unsupported_reason
+from monge.verify.base import Walk, as_verifier, why_no_exactness
 from monge.verify.block import Block
 from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.k_seq import KSeq
@@ -329,7 +329,7 @@ def test_by_name() -> None:
     assert not Layer().is_enumerable
     with pytest.raises(OptionError, match="unknown node rule 'k_sec'; did you mean 'k_seq'"):
         Layer("k_sec")
-    reason = unsupported_reason(Layer("greedy"), (Iid,), 2)
+    reason = why_no_exactness(Layer("greedy"), (Iid,), 2)
     assert reason is not None
     assert reason.startswith("Layer(Greedy) is exact for Deterministic, Mixed candidates only")
 

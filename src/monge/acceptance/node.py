@@ -32,7 +32,7 @@ from monge.draft.tree.children import children_of
 from monge.testing.oracle import OracleError, exact_law
 from monge.transport.bounds import acceptance_one
 from monge.transport.laws import Vector
-from monge.verify.base import NodeRule, Rule, as_verifier, unsupported_reason
+from monge.verify.base import NodeRule, Rule, as_verifier, why_no_exactness
 from monge.verify.registry import VERIFIERS
 
 MAX_ENUMERATED: Final = 1500
@@ -95,7 +95,7 @@ def legal_schemes(rule: Rule, schemes: Mapping[str, Proposal]) -> dict[str, Prop
     legal: dict[str, Proposal] = {}
     for way, proposal in schemes.items():
         count = 1 if way == "single" else num_candidates(proposal)
-        is_exact = unsupported_reason(rule, {type(proposal)}, count) is None
+        is_exact = why_no_exactness(rule, {type(proposal)}, count) is None
         if is_exact and (way != "single" or rule.max_width == 1):
             legal[way] = proposal
     return legal

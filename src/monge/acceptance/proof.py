@@ -11,7 +11,7 @@ from monge.draft.tree.registry import TREES
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import OracleError, PositionError, law_error
 from monge.testing.tabular import RandomTable, Style, TabularModel
-from monge.verify.base import Rule, unsupported_reason
+from monge.verify.base import Rule, why_no_exactness
 from monge.verify.registry import VERIFIERS
 
 EXACT: Final = 1e-12
@@ -72,7 +72,7 @@ def _accepts(rule: Rule, tree: str) -> bool:
         limits = TREES.parse(tree).limits
     except OptionError:
         return False  # the sampling scheme needs wider nodes
-    return unsupported_reason(rule, limits.proposes, limits.max_width) is None
+    return why_no_exactness(rule, limits.proposes, limits.max_width) is None
 
 
 def _proof(rule: Rule, tree: str, depth: int) -> TreeProof:

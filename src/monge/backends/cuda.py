@@ -10,15 +10,14 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from monge.backends.chain_graphs import ChainGraph, is_chain
 from monge.backends.fused_layers import LayerCompiler
 from monge.backends.parity_check import (
     as_backend_error,
     check_forward,
-    program_obstacle,
-    program_spec,
+    forward_spec,
+    why_no_fast_forward,
 )
 from monge.backends.prompt_graphs import MOST_TOKENS, PromptGraphs
 from monge.backends.traced import TracedForward, UncompiledForward, all_nodes
@@ -26,7 +25,14 @@ from monge.core.errors import BackendError, UnsupportedModelError
 from monge.core.levels import DrawnLevels, LevelDraws
 from monge.core.sampling_rules import KINDS, Recordable
 from monge.engine.clock import note_preparation
-from monge.engine.models.forward_program import ForwardOutput, ForwardProgram, ProgramSpec
+from monge.engine.models.forward_program import (
+    EagerForward,
+    FastForward,
+    Forward,
+    ForwardOutput,
+    ForwardSpec,
+    NetworkForward,
+)
 from monge.engine.models.masks import masks_behind
 from monge.engine.models.tree_cache import TreeCache, power_of_two
 from monge.engine.notices import notify
@@ -190,7 +196,7 @@ class FunctionGraphs:
         return CapturedGraph(static_inputs, (), replay, outputs, constants)
 
 
-class CudaGraphForward(ForwardProgram):
+class CudaGraphForward(FastForward):
     """A step with CUDA graphs; rows are padded to powers of two, nodes to `WIDTHS`.
 
     Graphs are captured by `prepare`, and others once their shape has come a few times. Blocks of
@@ -200,8 +206,9 @@ class CudaGraphForward(ForwardProgram):
     that outgrows it, graphs are captured anew.
 
     Args:
-        module: The step that is captured.
+        eager: The network.
         spec: Shapes and types of its inputs.
+        module: The step that is captured.
         capture: Captures it.
         uncaptured: The step that runs without a graph; `module` by default. Pass a step without
             compiled layers, so that a shape that occurs once does not compile them.
@@ -213,14 +220,15 @@ class CudaGraphForward(ForwardProgram):
 
     def __init__(
         self,
+        eager: EagerForward,
+        spec: ForwardSpec,
         module: TracedForward,
-        spec: ProgramSpec,
         capture: Capture,
         uncaptured: TracedForward | None = None,
     ) -> None:
-        self.module, self.spec, self._capture = module, spec, capture
-        self.record = FunctionGraphs(capture)
-        self._uncaptured = UncompiledForward(uncaptured or module, spec)
+        super().__init__(eager, spec)
+        self.module, self._capture, self.record = module, capture, FunctionGraphs(capture)
+        self._uncaptured = UncompiledForward(eager, spec, uncaptured or module)
         self._prompts = PromptGraphs(partial(captured, capture), self._uncaptured.module, spec)
         self._layout: object = None
         self._chains: dict[tuple[int, str], ChainGraph] = {}
@@ -229,12 +237,12 @@ class CudaGraphForward(ForwardProgram):
         self._num_calls = Counter[tuple[int, int]]()
         self._has_memory, self._has_told = True, False
 
-    def __call__(
+    def read(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
     ) -> ForwardOutput:
         graph = self._graph(power_of_two(cache.rows.stop), token_ids.shape[1], cache)
         if graph is None:
-            return self._uncaptured(token_ids, positions, masks, cache)
+            return self._uncaptured.read(token_ids, positions, masks, cache)
         inputs = token_ids, positions, cache.columns(token_ids.shape[1])
         logits, *states = graph.run(cache.rows, inputs, masks)
         return ForwardOutput(logits=logits, states=tuple(states))
@@ -242,7 +250,10 @@ class CudaGraphForward(ForwardProgram):
     def prepare(
         self, num_rows: int, num_nodes: int, cache: TreeCache, *, drafts: bool = False
     ) -> None:
-        """See `ForwardProgram`."""
+        """See `NetworkForward`."""
+        cache.lay_out(self.spec.cache_shapes, self.spec.dtype)
+        if not cache.is_settled:
+            return
         device, count = cache.device, self._num_graphs
         before = _reserved_bytes(device)
         num_rows = _affordable_rows(num_rows, self.spec, cache)
@@ -277,7 +288,7 @@ class CudaGraphForward(ForwardProgram):
     def read_prompt(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
     ) -> ForwardOutput | None:
-        """See `ForwardProgram`."""
+        """See `FastForward`."""
         prompt_outputs = list[ForwardOutput | None]()
         if self._has_memory:
             self._add(
@@ -290,7 +301,7 @@ class CudaGraphForward(ForwardProgram):
     def draw_levels(
         self, given: LevelDraws, rows: slice, lengths: Sequence[int], cache: TreeCache
     ) -> DrawnLevels | None:
-        """See `ForwardProgram`: chains, with a graph for each number of rows and kind of rules."""
+        """See `NetworkForward`: chains, with a graph for each number of rows and kind of rules."""
         if not is_chain(given.shape):
             return None
         # Padding too lies behind the texts.
@@ -416,7 +427,7 @@ def captured(capture: Capture, work: Callable[[], Outputs]) -> tuple[Callable[[]
         return capture(work)
 
 
-def _affordable_rows(wanted: int, spec: ProgramSpec, cache: TreeCache) -> int:
+def _affordable_rows(wanted: int, spec: ForwardSpec, cache: TreeCache) -> int:
     """Rows, a power of two, whose keys and values fill at most a quarter of the free memory."""
     rows = power_of_two(wanted)
     if cache.device.type != "cuda":
@@ -434,41 +445,38 @@ def _reserved_bytes(device: torch.device) -> int:
 
 
 def capture_forward(
-    network: PreTrainedModel,
-    capture: Capture,
-    layers: tuple[int, ...] = (),
-    compiler: LayerCompiler | None = None,
-) -> CudaGraphForward:
+    eager: EagerForward, capture: Capture, compiler: LayerCompiler | None = None
+) -> Forward[NetworkForward]:
     """Make the forward of a network by CUDA graphs, and check it against the network.
 
     Args:
-        network: A network in evaluation mode.
+        eager: A network in evaluation mode.
         capture: Captures work on its device.
-        layers: Hidden states that come with the logits.
         compiler: Compiles its layers; where it cannot, graphs run them as they are.
 
     Raises:
         BackendError: If the network cannot be captured; the message gives the reason.
     """
-    if (reason := program_obstacle(network, "captured")) is not None:
+    network = eager.network
+    if (reason := why_no_fast_forward(network, "captured")) is not None:
         raise BackendError(reason)
     name = type(network).__name__
     with as_backend_error(f"{name} cannot be captured"):
-        spec = program_spec(network, layers)
-        plain = TracedForward(network, spec)
-    if compiler is not None and compiler.obstacle is None:
+        spec = forward_spec(network)
+        plain = TracedForward(eager, spec)
+    if compiler is not None and compiler.why_no_compiling is None:
         notify(f"compiling the layers of {name} for CUDA graphs, some seconds a size")
         try:
             with as_backend_error(f"the layers of {name} cannot be compiled"):
-                compiled = TracedForward(network, spec, compiler.adapt)
-                return _checked(network, CudaGraphForward(compiled, spec, capture, plain))
+                compiled = TracedForward(eager, spec, compiler.adapt)
+                return _checked(CudaGraphForward(eager, spec, compiled, capture, plain))
         except (BackendError, UnsupportedModelError) as error:
-            compiler.give_up(error)
+            compiler.stop_compiling(error)
     with as_backend_error(f"{name} cannot be captured"):
-        return _checked(network, CudaGraphForward(plain, spec, capture))
+        return _checked(CudaGraphForward(eager, spec, plain, capture))
 
 
-def _checked(network: PreTrainedModel, step: CudaGraphForward) -> CudaGraphForward:
-    check_forward(network, step, "captured")
+def _checked(step: CudaGraphForward) -> Forward[NetworkForward]:
+    check_forward(step.eager.network, step, "captured")
     step.clear()  # these graphs point to a cache that no longer exists
-    return step
+    return Forward(step)

@@ -1,4 +1,4 @@
-"""Compile the layers of a network separately: layers of a kind share a program for each width.
+"""Compile the layers of a network separately: layers of a kind share a compiled function for each width.
 
 A layer takes a second to compile and a whole network minutes; between layers nothing is left to fuse.
 """
@@ -18,8 +18,8 @@ from transformers.cache_utils import Cache
 from monge.backends.traced import CacheLayer, attend_by_products
 from monge.core.errors import UnsupportedModelError
 
-_MOST_PROGRAMS: Final = 1024
-"""Programs that torch keeps for a function: kinds of layers by shapes, of all networks."""
+_MOST_VARIANTS: Final = 1024
+"""Compiled variants that torch keeps of a function: kinds of layers by shapes, of all networks."""
 _LEAST_CAPABILITY: Final = (7, 0)  # of a card for which Triton compiles
 _torch: Any = torch
 
@@ -37,23 +37,23 @@ class LayerCompiler:
 
     Args:
         compile: Compiles a function.
-        obstacle: The reason why layers are not compiled; `None` if they are.
+        why_no_compiling: The reason why layers are not compiled; `None` if they are.
     """
 
     def __init__(
-        self, compile: Compile = compile_with_inductor, obstacle: str | None = None
+        self, compile: Compile = compile_with_inductor, why_no_compiling: str | None = None
     ) -> None:
-        self._compile, self.obstacle = compile, obstacle
+        self._compile, self.why_no_compiling = compile, why_no_compiling
 
-    def give_up(self, obstacle: object) -> None:
+    def stop_compiling(self, reason: object) -> None:
         """Compile no more layers, and warn why."""
-        self.obstacle = str(obstacle)
+        self.why_no_compiling = str(reason)
         warnings.warn(
-            f"layers are not compiled, CUDA graphs run them as they are: {obstacle}", stacklevel=4
+            f"layers are not compiled, CUDA graphs run them as they are: {reason}", stacklevel=4
         )
 
     def adapt(self, network: PreTrainedModel) -> None:
-        """Make the layers of a network run as programs; see `TracedForward`.
+        """Make the layers of a network run compiled; see `TracedForward`.
 
         Linear layers that read the same rows become a single product. Their matrices become views
         of a joint matrix.
@@ -68,7 +68,7 @@ class LayerCompiler:
         run = self._compile(_run)
         for place, layer in enumerate(layers):
             for module in layer.modules():
-                # Otherwise each number would be a program of its own.
+                # Otherwise each number would be compiled by itself.
                 if isinstance(getattr(module, "layer_idx", None), int):
                     module.layer_idx = 0
                 if module is not layer:
@@ -83,17 +83,17 @@ def compiler_for(device: torch.device) -> LayerCompiler | None:
     compiler = LayerCompiler()
     capability = torch.cuda.get_device_capability(device)
     if capability < _LEAST_CAPABILITY:
-        compiler.give_up(
+        compiler.stop_compiling(
             f"the card has compute capability {capability[0]}.{capability[1]}, and Triton needs "
             f"{_LEAST_CAPABILITY[0]}.{_LEAST_CAPABILITY[1]}"
         )
     elif find_spec("triton") is None:
-        compiler.give_up("the package triton is not installed")
+        compiler.stop_compiling("the package triton is not installed")
     return compiler
 
 
 class _CompiledLayer:
-    """The forward of a layer, by the program of all layers of its kind."""
+    """The forward of a layer, by the compiled function of all layers of its kind."""
 
     def __init__(self, layer: torch.nn.Module, place: int, run: Callable[..., Any]) -> None:
         self._layer, self._place, self._run = layer, place, run
@@ -104,8 +104,8 @@ class _CompiledLayer:
         for value in (*given, *named.values()):
             _mark_sizes(value, len(states))
         settings = _torch._dynamo.config.patch(
-            recompile_limit=_MOST_PROGRAMS,
-            accumulated_recompile_limit=_MOST_PROGRAMS,
+            recompile_limit=_MOST_VARIANTS,
+            accumulated_recompile_limit=_MOST_VARIANTS,
             skip_nnmodule_hook_guards=False,  # a hook on one layer makes it a kind of its own
         )
         with settings, warnings.catch_warnings():
@@ -125,7 +125,7 @@ def _run(layer: torch.nn.Module, inputs: Sequence[Any], named: dict[str, Any]) -
 
 
 def _mark_sizes(value: Any, batch: int) -> None:
-    """Let a program serve all capacities of the cache, and all batches of more than one row."""
+    """Let a compiled function serve all capacities of the cache, and all batches of more than one row."""
     if isinstance(value, Cache):
         (layer,) = value.layers
         assert isinstance(layer, CacheLayer)

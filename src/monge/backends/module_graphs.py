@@ -12,7 +12,8 @@ from monge.backends.chain_graphs import ChainGraph, is_chain
 from monge.backends.cuda import MAX_GRAPHS, WIDTHS, Capture, CapturedGraph, Outputs, captured
 from monge.backends.parity_check import as_backend_error, check_module
 from monge.core.levels import DrawnLevels, LevelDraws
-from monge.core.model import CachedStep, Forward
+from monge.core.model import CachedStep, ModuleForward
+from monge.engine.models.forward_program import MAX_ROWS, Forward
 from monge.engine.models.masks import masks_behind
 
 
@@ -72,6 +73,8 @@ class StepGraph:
         masks: Sequence[Tensor],
         kept: Sequence[Tensor],
     ) -> Outputs:
+        if token_ids.numel() > MAX_ROWS:
+            return self._module(token_ids, states, places, masks, kept)
         positions, columns, shown = places
         self._follow(kept)
         # A cache gives the same tensors while it stays; graphs hold theirs, so no name comes twice.
@@ -160,16 +163,18 @@ class StepGraph:
         return CapturedGraph(static_inputs, tuple(masks), replay, outputs, (every, *kept))
 
 
-def capture_module(capture: Capture, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
-    """Make a module's graphs, and check them against the module; see `FeatureModel.module_program`.
+def capture_module(
+    module: torch.nn.Module, like: Sequence[Tensor], capture: Capture
+) -> Forward[ModuleForward]:
+    """Make a module's graphs, and check them against the module; see `FeatureModel.module_forward`.
 
     Raises:
         BackendError: If the module cannot be captured; the message gives the reason.
     """
     is_step = isinstance(module, CachedStep)
-    program = StepGraph(module, capture) if is_step else ModuleGraph(module, capture)
+    graphs = StepGraph(module, capture) if is_step else ModuleGraph(module, capture)
     with as_backend_error(f"{type(module).__name__} cannot be captured"):
-        check_module(module, program, like, "captured")
-        if isinstance(program, ModuleGraph):
-            program.prepare(like)
-    return program
+        check_module(module, graphs, like, "captured")
+        if isinstance(graphs, ModuleGraph):
+            graphs.prepare(like)
+    return Forward(graphs)

@@ -1,4 +1,4 @@
-"""Parity check: a program of a backend must be about as accurate as the eager network that it replaces.
+"""Parity check: the forward of a backend must be about as accurate as the eager network that it replaces.
 
 Rounding errors grow with depth and shrink with precision, so no constant separates them from
 mistakes. The check measures them instead: it runs a float64 copy of the network, and allows a
@@ -9,7 +9,6 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import torch
@@ -18,11 +17,11 @@ from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
-from monge.core.model import CachedStep, Forward, NodeBlock
-from monge.engine.models.forward_program import ForwardProgram, ProgramSpec
+from monge.core.model import CachedStep, ModuleForward, NodeBlock
+from monge.engine.models.forward_program import FastForward, Forward, ForwardMaker, ForwardSpec
 from monge.engine.models.head_model import step_inputs
 from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.network_facts import no_copy_reason, no_tree_reason, packed_layers
+from monge.engine.models.network_facts import packed_layers, why_no_copy, why_no_tree
 
 _CLOSE: Final = {
     torch.float64: 1e-9,
@@ -56,14 +55,14 @@ _FAILURES: Final = (
 AnyModule = TypeVar("AnyModule", bound=torch.nn.Module)
 
 
-def program_spec(network: PreTrainedModel, layers: tuple[int, ...] = ()) -> ProgramSpec:
-    """Return the shapes of a network's forward, with the hidden states that it gives."""
+def forward_spec(network: PreTrainedModel) -> ForwardSpec:
+    """Return the shapes of a network's forward."""
     model = HfTreeModel(network)
     model.open({0: (0, 0)})
-    return replace(model.program_spec(), layers=layers)
+    return model.forward_spec()
 
 
-def program_obstacle(network: PreTrainedModel, done: str, *, merges: bool = False) -> str | None:
+def why_no_fast_forward(network: PreTrainedModel, done: str, *, merges: bool = False) -> str | None:
     """Return the reason why a network's forward cannot be replaced, if that is known before trying.
 
     Args:
@@ -71,11 +70,11 @@ def program_obstacle(network: PreTrainedModel, done: str, *, merges: bool = Fals
         done: Participle for messages: "compiled".
         merges: Whether adapters are merged in the copy that is replaced.
     """
-    if (reason := no_tree_reason(network)) is not None:
+    if (reason := why_no_tree(network)) is not None:
         return f"{reason}; only networks that read trees are {done}"
     # Merged in half precision, an adapter would be rounded to a part of its own digits.
     merges = merges and network.dtype in {torch.float32, torch.float64}
-    if (reason := no_copy_reason(network, merges=merges)) is not None:
+    if (reason := why_no_copy(network, merges=merges)) is not None:
         return reason
     name = type(network).__name__
     attention = str(network.config.get_text_config()._attn_implementation)
@@ -100,18 +99,18 @@ def as_backend_error(what: str) -> Iterator[None]:
         raise BackendError(f"{what}: {type(error).__name__}: {text[0][:300]}") from error
 
 
-def check_forward(network: PreTrainedModel, step: ForwardProgram, how: str) -> None:
+def check_forward(network: PreTrainedModel, step: FastForward, how: str) -> None:
     """Compare a step with its network on small trees, chains and prompts.
 
     Raises:
         BackendError: If logits or hidden states differ by more than rounding.
     """
 
-    def read(of: PreTrainedModel, program: ForwardProgram | None = None) -> list[Tensor]:
-        return _test_outputs(HfTreeModel(of, program), step.layers)
+    def read(of: PreTrainedModel, step_of: ForwardMaker | None = None) -> list[Tensor]:
+        return _test_outputs(HfTreeModel(of, step_of), step.layers)
 
     reason = difference(
-        read(network, step),
+        read(network, lambda _: Forward(step)),
         read(network),
         lambda: read(_in_float64(network)) if _is_small(network) else None,
         network.dtype,
@@ -125,13 +124,13 @@ def check_forward(network: PreTrainedModel, step: ForwardProgram, how: str) -> N
 
 
 def check_module(
-    module: torch.nn.Module, program: Forward, like: Sequence[Tensor], how: str
+    module: torch.nn.Module, compiled: ModuleForward, like: Sequence[Tensor], how: str
 ) -> None:
-    """Compare a program with its module on artificial inputs of several batch sizes.
+    """Compare a compiled module with the module on artificial inputs of several batch sizes.
 
     Args:
         module: The module.
-        program: The program.
+        compiled: The compiled module.
         like: See `example_inputs`.
         how: Participle for messages: "compiled".
 
@@ -139,7 +138,7 @@ def check_module(
         BackendError: If outputs differ by more than rounding.
     """
 
-    def outputs(run: Forward, dtype: torch.dtype | None = None) -> list[Tensor]:
+    def outputs(run: ModuleForward, dtype: torch.dtype | None = None) -> list[Tensor]:
         tensors: list[Tensor] = []
 
         def used(tensor: Tensor) -> Tensor:
@@ -152,7 +151,7 @@ def check_module(
         return tensors
 
     reason = difference(
-        outputs(program),
+        outputs(compiled),
         outputs(module),
         lambda: outputs(_in_float64(module), torch.float64) if _is_small(module) else None,
         like[0].dtype,

@@ -6,7 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from monge.engine.models.forward_program import ForwardOutput, ProgramSpec
+from monge.engine.models.forward_program import ForwardOutput, ForwardSpec
 from monge.engine.models.masks import masks_behind
 from monge.engine.models.tree_cache import TreeCache, power_of_two
 
@@ -38,7 +38,7 @@ class PromptGraphs:
         self,
         capture: Callable[[Callable[[], Outputs]], tuple[Callable[[], None], Outputs]],
         read: ReadTokens,
-        spec: ProgramSpec,
+        spec: ForwardSpec,
     ) -> None:
         self._capture, self._read, self._spec = capture, read, spec
         self._memory = list[Tensor]()

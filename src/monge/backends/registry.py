@@ -12,10 +12,10 @@ from monge.core.errors import BackendError
 from monge.core.model import SequenceModel
 from monge.core.parts import PARTS, Part
 from monge.core.registry import Registry
-from monge.engine.models.forward_program import ForwardProgram, Pending, SourceWeights
+from monge.engine.models.forward_program import SourceWeights
 from monge.engine.models.hf_chain import HfChainModel
 from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.network_facts import no_tree_reason
+from monge.engine.models.network_facts import why_no_tree
 
 
 class Backend(Part, ABC):
@@ -45,7 +45,7 @@ class Eager(Backend):
     """The network as `transformers` runs it, on any device."""
 
     def sequence_model(self, network: PreTrainedModel) -> HfTreeModel | HfChainModel:
-        return HfTreeModel(network) if no_tree_reason(network) is None else HfChainModel(network)
+        return HfTreeModel(network) if why_no_tree(network) is None else HfChainModel(network)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Compiled(Backend):
             model = Eager().sequence_model(network)
             if self.weights == "exact":
                 return model
-        # After a GPU's program has moved weights beside each other.
+        # After compiled layers of a GPU have moved weights beside each other.
         model.source = SourceWeights(given, name, are_copied=is_on_cpu, copy=copy)
         return model
 
@@ -108,15 +108,7 @@ class Compiled(Backend):
         from monge.backends.cpu.compiled import pending_forward, pending_module
         from monge.backends.cpu.packed_linear import pack_draft_module
 
-        model: HfTreeModel
-
-        # Of the network that the model has by then: rounded weights are rounded anew.
-        def make_step(layers: tuple[int, ...]) -> Pending[ForwardProgram]:
-            return pending_forward(model.network, layers)
-
-        step = pending_forward(network)
-        model = HfTreeModel(network, step, make_step, pending_module, pack_draft_module)
-        return model
+        return HfTreeModel(network, pending_forward, pending_module, pack_draft_module)
 
     def _on_gpu(self, network: PreTrainedModel) -> HfTreeModel:
         from monge.backends.cuda import GraphCapture, capture_forward
@@ -124,8 +116,11 @@ class Compiled(Backend):
         from monge.backends.module_graphs import capture_module
 
         capture, compiler = GraphCapture(network.device), compiler_for(network.device)
-        make_step = partial(capture_forward, network, capture, compiler=compiler)
-        return HfTreeModel(network, make_step(), make_step, partial(capture_module, capture))
+        return HfTreeModel(
+            network,
+            partial(capture_forward, capture=capture, compiler=compiler),
+            partial(capture_module, capture=capture),
+        )
 
 
 BACKENDS: Final[Registry[Backend]] = Registry("backend", PARTS["backend"], base=Backend)

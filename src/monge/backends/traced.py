@@ -11,7 +11,12 @@ from torch.fx.experimental import _config
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from monge.engine.models.forward_program import ForwardOutput, ForwardProgram, ProgramSpec
+from monge.engine.models.forward_program import (
+    EagerForward,
+    FastForward,
+    ForwardOutput,
+    ForwardSpec,
+)
 from monge.engine.models.network_facts import cache_keyword, chooses_logits
 from monge.engine.models.tree_cache import TreeCache
 
@@ -30,23 +35,25 @@ class TracedForward(torch.nn.Module):
     A copy of the network's modules that shares its tensors.
 
     Args:
-        network: The network; it is left as it is.
+        eager: The network, which is left as it is, and the hidden states that it gives.
+        spec: Shapes and types of its inputs.
         adapt: Changes the copy for a device; heads that share keys are grouped by default.
     """
 
     def __init__(
         self,
-        network: PreTrainedModel,
-        spec: ProgramSpec,
+        eager: EagerForward,
+        spec: ForwardSpec,
         adapt: Callable[[PreTrainedModel], None] | None = None,
     ) -> None:
         super().__init__()
+        network = eager.network
         shared = [*network.parameters(), *network.buffers()]
         self._network = copy.deepcopy(network, {id(tensor): tensor for tensor in shared})
         # One that was put into the network would run it in place of the copy.
         vars(self._network).pop("forward", None)
         (group_shared_heads if adapt is None else adapt)(self._network)
-        self._kinds, self._layers = spec.kinds, spec.layers
+        self._kinds, self._layers = spec.kinds, eager.layers
         self._cache_keyword, self._chooses = cache_keyword(network), chooses_logits(network)
 
     @property
@@ -99,15 +106,16 @@ def tensors_of(module: torch.nn.Module) -> dict[str, Tensor]:
     return dict(parameters) | dict(module.named_buffers(remove_duplicate=False))
 
 
-class UncompiledForward(ForwardProgram):
-    """A traced step that runs as it is."""
+class UncompiledForward(FastForward):
+    """A traced forward that runs as it is."""
 
     name = "uncompiled"
 
-    def __init__(self, module: TracedForward, spec: ProgramSpec) -> None:
-        self.module, self.spec = module, spec
+    def __init__(self, eager: EagerForward, spec: ForwardSpec, module: TracedForward) -> None:
+        super().__init__(eager, spec)
+        self.module = module
 
-    def __call__(
+    def read(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
     ) -> ForwardOutput:
         places = positions, cache.columns(token_ids.shape[1]), all_nodes(token_ids)
@@ -175,7 +183,7 @@ def runs_sdpa(network: PreTrainedModel) -> bool:
     return str(network.config.get_text_config()._attn_implementation) == "sdpa"
 
 
-def export_forward(step: TracedForward, spec: ProgramSpec) -> ExportedProgram:
+def export_forward(step: TracedForward, spec: ForwardSpec) -> ExportedProgram:
     """Trace a step; batch, nodes, their logits, visible columns and capacity stay variable."""
     # All different, so that no two of them are taken for one.
     batch, nodes, logits, width, capacity = 2, 3, 5, 11, 16
@@ -201,7 +209,7 @@ def export_module(
     module: torch.nn.Module, inputs: tuple[Any, ...], shapes: tuple[Any, ...]
 ) -> ExportedProgram:
     """Trace a module."""
-    # Size-oblivious: otherwise a size of one would be a program of its own.
+    # Size-oblivious: otherwise a size of one would be compiled by itself.
     with torch.no_grad(), _tracing.patch(backed_size_oblivious=True):
         return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
 

@@ -151,7 +151,7 @@ class MongeArm(Arm):
     Attributes:
         shared_states: By temperature and batch size, as if a server did nothing else.
         components: With a target of their own, of a drafter that reads the target's hidden states
-            or runs its layers: made once, and away from the other arms. A program that shows states
+            or runs its layers: made once, and away from the other arms. Compiled code that shows states
             takes plain decoding of SmolLM2 1.2 % longer.
         draft: The draft model of an arm that runs it in its own way.
     """

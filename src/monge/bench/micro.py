@@ -23,7 +23,7 @@ from monge.bench.statistics import RepeatSummary, paired_ratios
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.words import counted
-from monge.engine.models.hf_tree import make_model_programs
+from monge.engine.models.hf_tree import make_models_ready
 from monge.loading.networks import as_sequence_model
 from monge.options import MEASURING, option
 
@@ -127,7 +127,7 @@ def _opened(
                 # What runs eagerly after all would be measured under its name.
                 warnings.simplefilter("error", UserWarning)
                 model = as_sequence_model(network, backend=name)
-                make_model_programs((model,))
+                make_models_ready((model,))
             models[name] = model
         except (BackendError, UserWarning) as error:
             missing[name] = str(error)

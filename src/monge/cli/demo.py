@@ -13,12 +13,12 @@ from typing import Any, Final
 import typer
 from rich.markup import escape
 
-from monge.backends.cpu.native_library import compiler_obstacle
+from monge.backends.cpu.native_library import why_no_compiler
 from monge.backends.cpu.program_cache import writable_folder
 from monge.cli.bench_decode import RESULT
 from monge.cli.console import output, reported, show
 from monge.cli.options import MEASURING, switch
-from monge.loading.named_models import obstacle
+from monge.loading.named_models import why_no_model
 from monge.prompts import shipped
 
 REAL_MODEL: Final = "smollm2"
@@ -49,7 +49,7 @@ def demo(
     shown. Takes two or three minutes on two cores, the first time longer, since programs are
     compiled for this machine. It needs no network. Figures are kept in the cache folder.
     """
-    start, reason, slow = time.perf_counter(), obstacle(REAL_MODEL), compiler_obstacle()
+    start, reason, slow = time.perf_counter(), why_no_model(REAL_MODEL), why_no_compiler()
     length = ["--max-new-tokens", "48" if quick else "64"]
     model, form, prompt = ["--target", REAL_MODEL], ["--chat"], "Write a poem about the sea."
     if reason is not None:

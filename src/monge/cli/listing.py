@@ -22,9 +22,9 @@ from monge.draft.registry import DRAFTERS
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
 from monge.loading.cache import kept
-from monge.loading.named_models import NAMED, obstacle
+from monge.loading.named_models import NAMED, why_no_model
 from monge.options import OUTPUT
-from monge.verify.base import unsupported_reason
+from monge.verify.base import why_no_exactness
 from monge.verify.registry import VERIFIERS
 
 ROOMS: Final[Mapping[str, Registry[Any]]] = {
@@ -129,7 +129,7 @@ def _models() -> Listing:
             "about": model.about,
             "head": model.head,
             "rounded": dict(model.rounded),
-            "obstacle": obstacle(name),
+            "obstacle": why_no_model(name),
         }
         for name, model in NAMED.items()
     }
@@ -192,7 +192,7 @@ def _legal(verifier: str, kind: type) -> str:
 
 
 def _fits(verifier: str, proposes: Any, max_width: int | None) -> bool:  # noqa: ANN401 (types of proposals)
-    return unsupported_reason(VERIFIERS.make(verifier), proposes, max_width) is None
+    return why_no_exactness(VERIFIERS.make(verifier), proposes, max_width) is None
 
 
 def _exactness() -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from monge.api import compile_programs
+from monge.api import compile_decoder
 from monge.cli.chat_input import messages
 from monge.cli.console import say, streaming
 from monge.cli.generation import loaded, say_parts
@@ -18,7 +18,7 @@ from monge.engine.conversation import Conversation
 from monge.engine.decoder import Decoder
 from monge.engine.models.background_compiler import BackgroundCompiler, compiled_by
 from monge.engine.result import GenerationStats
-from monge.loading.named_models import obstacle
+from monge.loading.named_models import why_no_model
 from monge.loading.sampling_defaults import sampling_defaults
 from monge.options import LoadOptions, SamplingOptions, changed
 
@@ -52,16 +52,16 @@ def talk(
         verbose: Whether the parts are listed.
     """
     if load.target is None and load.draft is None:
-        if (reason := obstacle(_DEFAULT)) is None:
+        if (reason := why_no_model(_DEFAULT)) is None:
             load = replace(load, target=_DEFAULT)
         else:
             say(f"talking with the built-in target, which knows little: {reason}", "yellow")
     load = replace(load, max_batch_size=1)
     sampling = _settled(sampling, sampling_defaults(load.target) if reads_defaults else {})
     is_plain = load.device in {None, "cpu"} and not load.exact_numerics
-    # On a terminal nobody waits for the text that a compiled program writes.
+    # On a terminal nobody waits for the text that a compiled network writes.
     starts_at_once = is_plain and sys.stdin.isatty()
-    compiler = BackgroundCompiler(compile_programs, changed(load))
+    compiler = BackgroundCompiler(compile_decoder, changed(load))
     meanwhile = compiled_by(compiler) if starts_at_once else nullcontext()
     with meanwhile:
         decoder = loaded(load)

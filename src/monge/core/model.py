@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from monge.core.levels import DrawnTrees, RootDraws
 from monge.core.tree import FutureTree
 
-Forward = Callable[..., tuple[Tensor, ...]]
+ModuleForward = Callable[..., tuple[Tensor, ...]]
 """A computation of a module: tensors in, tensors out."""
 
 
@@ -69,12 +69,12 @@ class SequenceModel(Protocol):
         ...
 
     @property
-    def no_tree_reason(self) -> str | None:
+    def why_no_tree(self) -> str | None:
         """The reason why only chains can be read, or `None` if trees can."""
         ...
 
     @property
-    def no_draft_reason(self) -> str | None:
+    def why_no_draft(self) -> str | None:
         """The reason why read tokens cannot be taken back, so nothing can be drafted, or `None` if they can."""
         ...
 
@@ -141,14 +141,14 @@ class CachedStep(nn.Module, ABC):
         width: Width of the states that it reads.
         cache_shapes: `(heads, head_dim)` of keys and values, layer by layer, keys first.
         windows: Sizes of sliding windows of its layers, each once; `None` is full attention.
-        has_program: Whether a backend may run it as a program.
+        is_traceable: Whether a backend may compile it.
     """
 
     embedding: Callable[[Tensor], Tensor] | None
     width: int
     cache_shapes: tuple[tuple[int, int], ...]
     windows: tuple[int | None, ...]
-    has_program: bool
+    is_traceable: bool
 
     @abstractmethod
     def forward(
@@ -251,8 +251,8 @@ class FeatureModel(SequenceModel, Protocol):
         """The network's embeddings of tokens, which may lie on its device."""
         ...
 
-    def module_program(self, module: nn.Module, like: Sequence[Tensor]) -> Forward:
-        """Return a program of the backend for a module, or the module itself with a warning.
+    def module_forward(self, module: nn.Module, like: Sequence[Tensor]) -> ModuleForward:
+        """Return the backend's forward of a module, or the module itself with a warning.
 
         Args:
             module: In evaluation mode; takes matrices with a row per node, and returns a tuple of
@@ -262,7 +262,7 @@ class FeatureModel(SequenceModel, Protocol):
         ...
 
     def head_model(self, read: CachedStep, step: CachedStep) -> HeadModel:
-        """Return a head with a cache and programs of the backend.
+        """Return a head with a cache, compiled by the backend.
 
         Args:
             read: Reads committed tokens and the network's states.
@@ -283,12 +283,12 @@ class FeatureModel(SequenceModel, Protocol):
 
 @runtime_checkable
 class PreparedModel(SequenceModel, Protocol):
-    """A network whose programs can be made before there is a text."""
+    """A network that can be compiled or captured before there is a text."""
 
     def prepare(self, num_rows: int, num_nodes: int, *, drafts: bool = False) -> None:
-        """Make the programs for blocks of up to `num_rows` sequences with `num_nodes` nodes each, and for drafts.
+        """Capture the forwards of up to `num_rows` sequences with `num_nodes` nodes each, and of drafts.
 
-        Nothing is done while sequences are open, or where programs take blocks of all sizes.
+        Nothing is done while sequences are open, or if the forward takes blocks of all sizes.
         """
 
 

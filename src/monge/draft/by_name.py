@@ -110,7 +110,7 @@ def with_head(text: str, head: str | None) -> str:
     )
 
 
-def no_head_reason(draft: str | Path) -> str | None:
+def why_no_head(draft: str | Path) -> str | None:
     """Return why a folder is not a head, or `None` if there is no such folder."""
     path = head_path(draft)
     return str(unknown_format(Checkpoint(path))) if _may_be_head(path) else None

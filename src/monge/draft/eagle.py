@@ -22,7 +22,7 @@ class _Read:
 
 
 class ChainRun(HeadRun[_Read]):
-    """Runs the steps of a `ChainHead`, whose cache and programs are those of a backend.
+    """Runs the steps of a `ChainHead`, whose cache and forwards are those of a backend.
 
     Committed text is read as pairs of the target's state at x_t and the token x_{t+1}, at position
     t. The last pair gives the logits at the root. A drafted token is paired with the state that the

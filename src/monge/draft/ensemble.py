@@ -86,9 +86,9 @@ class EnsembleDrafter(PieceReader[States]):
                 f"model; got {self.num_nodes}"
             )
         for number, model in enumerate(self.models, start=1):
-            if model.no_tree_reason is not None and self.depth > 1 and not self.paths:
+            if model.why_no_tree is not None and self.depth > 1 and not self.paths:
                 raise UnsupportedModelError(
-                    f"ensemble: draft model {number} cannot read trees: {model.no_tree_reason}; "
+                    f"ensemble: draft model {number} cannot read trees: {model.why_no_tree}; "
                     "use ensemble(paths=True)"
                 )
 

@@ -91,7 +91,7 @@ class HeadDrafter(DelegatingDrafter[None]):
 
 
 def run_of(head: PublishedHead, target: FeatureModel, ends: TargetEnds) -> HeadRun[Any]:
-    """Return the run of a head of this kind, with a cache and programs of the target's backend."""
+    """Return the run of a head of this kind, with a cache and forwards of the target's backend."""
     if isinstance(head, ChainHead):
         read, step = (ChainStep(head, ends.unembed, fuses=fuses).eval() for fuses in (True, False))
         return ChainRun(target.head_model(read, step))

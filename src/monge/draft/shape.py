@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from monge.core.levels import DrawnTrees, RootDraws, draw_levels
-from monge.core.model import FeatureModel, Forward, NodeBlock, SequenceModel
+from monge.core.model import FeatureModel, ModuleForward, NodeBlock, SequenceModel
 from monge.core.parts import built_in
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import DelegatingDrafter
@@ -130,7 +130,7 @@ class ShapeRun(HeadRun[_ShapeText]):
     def __init__(self, head: ShapeHead, target: FeatureModel, ends: TargetEnds) -> None:
         super().__init__()
         self._head, self._ends, self._dtype = head, ends, head.probe.dtype
-        self._steps = _programs(head, target)
+        self._steps = _forwards(head, target)
         self._temperatures = tuple(head.temperatures.tolist())
         with torch.inference_mode():
             # What takes long the first time is done before anybody waits.
@@ -225,13 +225,13 @@ class ShapeRun(HeadRun[_ShapeText]):
         return self._ends.embed(token_ids).to(self._dtype)
 
 
-def _programs(head: ShapeHead, target: FeatureModel) -> tuple[Forward, ...]:
+def _forwards(head: ShapeHead, target: FeatureModel) -> tuple[ModuleForward, ...]:
     """Return the head's steps, run by the target's backend."""
     state, first = head.probe[:1], FirstStep(head).eval()
     later = [LaterStep(head, number).eval() for number in range(2, head.predictor.num_steps + 1)]
     with torch.inference_mode():
         start, _ = first(state, state)
     return (
-        target.module_program(first, [state, state]),
-        *(target.module_program(step, [start, state, state]) for step in later),
+        target.module_forward(first, [state, state]),
+        *(target.module_forward(step, [start, state, state]) for step in later),
     )

@@ -34,12 +34,12 @@ _prepared: Final = list[None]()  # a list, since threads may append at once
 
 
 def note_preparation() -> None:
-    """Note that a program was compiled or captured, so that controllers ignore the time of this round."""
+    """Note that a forward was compiled or captured, so that controllers ignore the time of this round."""
     _prepared.append(None)
 
 
 def num_preparations() -> int:
-    """Return the number of programs compiled or captured so far, in any thread."""
+    """Return the number of forwards compiled or captured so far, in any thread."""
     return len(_prepared)
 
 

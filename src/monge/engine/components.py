@@ -24,7 +24,7 @@ from monge.core.selection import CounterfactualDraft
 from monge.draft.base import AnyDrafter, Capabilities, DrafterPool
 from monge.engine.models.forward_program import CopyingModel
 from monge.engine.process import round_lock
-from monge.verify.base import Rule, Verifier, as_verifier, unsupported_reason
+from monge.verify.base import Rule, Verifier, as_verifier, why_no_exactness
 
 _FLOAT32_BYTES: Final = 4
 _MOST_NODES: Final = 63
@@ -76,22 +76,22 @@ class Components:
 
     def __post_init__(self) -> None:
         can = self.capabilities
-        reason = unsupported_reason(self.rule, can.proposes, can.max_width)
+        reason = why_no_exactness(self.rule, can.proposes, can.max_width)
         if reason is not None:
             legal = [
                 n
                 for n, rule in self.alternatives()
-                if unsupported_reason(rule, can.proposes, can.max_width) is None
+                if why_no_exactness(rule, can.proposes, can.max_width) is None
             ]
             use = f"; legal here: {', '.join(legal)}" if legal else ""
             raise ProposalMismatchError(f"{reason}{use}")
-        if can.max_depth > 0 and self.target.no_draft_reason is not None:
+        if can.max_depth > 0 and self.target.why_no_draft is not None:
             raise UnsupportedModelError(
-                f"speculation is not possible: {self.target.no_draft_reason}; use drafter='none'"
+                f"speculation is not possible: {self.target.why_no_draft}; use drafter='none'"
             )
-        if can.needs_trees and self.target.no_tree_reason is not None:
+        if can.needs_trees and self.target.why_no_tree is not None:
             raise UnsupportedModelError(
-                f"trees are not possible: {self.target.no_tree_reason}; use tree='chain'"
+                f"trees are not possible: {self.target.why_no_tree}; use tree='chain'"
             )
         for controller in self.every_controller:
             for name in controller.reads - frozenset(Reads):
@@ -134,15 +134,15 @@ class Components:
         fits = (
             rule is not None
             and self.rule.is_lossless
-            and unsupported_reason(rule, can.proposes, can.max_width) is None
+            and why_no_exactness(rule, can.proposes, can.max_width) is None
         )
         return as_verifier(rule if rule is not None and fits else self.rule)
 
     @cached_property
     def takes_forced(self) -> bool:
         """True if a chain of deterministic candidates may stand in for a draft of the drafter."""
-        is_exact = unsupported_reason(self.rule, {Deterministic}, 1) is None
-        return is_exact and self.target.no_draft_reason is None
+        is_exact = why_no_exactness(self.rule, {Deterministic}, 1) is None
+        return is_exact and self.target.why_no_draft is None
 
     @property
     def reads(self) -> frozenset[Reads]:
@@ -252,7 +252,7 @@ class Components:
         return not members or any(member.runs_network and member.name == name for member in members)
 
     def prepare(self, max_batch_size: int) -> None:
-        """Let the networks make their programs for rounds of up to `max_batch_size` requests."""
+        """Let the networks capture their forwards for rounds of up to `max_batch_size` requests."""
         can = self.capabilities
         most = _MOST_NODES if can.max_nodes is None else can.max_nodes
         # A draft model reads a level at a time; two tokens where all drafts were accepted, and one

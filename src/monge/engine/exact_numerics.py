@@ -23,7 +23,7 @@ def check_exact_numerics(model: SequenceModel) -> None:
     Raises:
         UnsupportedModelError: If a logit differs in any bit.
     """
-    if model.no_draft_reason is not None:
+    if model.why_no_draft is not None:
         return  # every forward reads one token of a text
     longest = min(draft_length(model) or 1 << 20, max(_PROMPTS) + sum(map(max, _WIDTHS)))
     texts = [
@@ -59,7 +59,7 @@ def _read(
     rows: list[list[Tensor]] = [[] for _ in texts]
     try:
         for forward, counts in enumerate(widths):
-            branches = forward % 2 == 1 and model.no_tree_reason is None
+            branches = forward % 2 == 1 and model.why_no_tree is None
             blocks: dict[int, NodeBlock] = {}
             paths: dict[int, Sequence[int]] = {}
             for sequence, text, place, width in zip(ids, texts, at, counts, strict=True):

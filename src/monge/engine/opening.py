@@ -264,7 +264,7 @@ def open_sessions(sessions: Sequence[Session], components: Components) -> None:
 def is_read_whole(target: SequenceModel, text: Sequence[int]) -> bool:
     """Return whether a target needs to know all of a prompt when it reads its first token."""
     bound = draft_length(target)
-    return target.no_draft_reason is not None or (bound is not None and len(text) > bound)
+    return target.why_no_draft is not None or (bound is not None and len(text) > bound)
 
 
 def equal_shares(sizes: Sequence[int], total: int) -> list[int]:

@@ -79,7 +79,7 @@ def converted(path: Path, *, file_weights: bool = False) -> Path:
     return _converted(path, packs=False)
 
 
-def no_tokenizer_reason(folder: str | Path) -> str | None:
+def why_no_tokenizer(folder: str | Path) -> str | None:
     """Return why the tokenizer of a converted GGUF file could not be rebuilt, or `None`."""
     note = Path(folder) / _NO_TOKENIZER
     return note.read_text(encoding="utf-8") if note.is_file() else None

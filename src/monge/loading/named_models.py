@@ -72,7 +72,7 @@ NAMED: Final = {
 """Models by name."""
 
 
-def obstacle(name: str) -> str | None:
+def why_no_model(name: str) -> str | None:
     """Return why a model of `NAMED` cannot be loaded here, and what to do, or `None`."""
     try:
         NAMED[name].path()

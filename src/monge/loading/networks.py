@@ -23,7 +23,7 @@ from transformers import (
     TokenizersBackend,
 )
 
-from monge.backends.cpu.native_library import compiler_obstacle
+from monge.backends.cpu.native_library import why_no_compiler
 from monge.backends.registry import BACKENDS, Backend, Eager
 from monge.core.errors import (
     BackendError,
@@ -40,10 +40,10 @@ from monge.engine.models.cross_tokenizer import (
     ResizedVocabulary,
     map_vocabulary,
 )
-from monge.engine.models.hf_tree import make_model_programs
+from monge.engine.models.hf_tree import make_models_ready
 from monge.engine.notices import notify, waiting
 from monge.engine.process import free_memory, trim_heap
-from monge.loading.gguf_files import converted, no_tokenizer_reason
+from monge.loading.gguf_files import converted, why_no_tokenizer
 from monge.loading.hub import check_model_name
 from monge.loading.named_models import PANELS_FILE
 from monge.loading.sources import ModelSource
@@ -97,7 +97,7 @@ def prepare(
             "weights='exact', 'int8' or 'int4'"
         )
     if source.is_gguf:
-        if keeps and (reason := compiler_obstacle()) is not None:
+        if keeps and (reason := why_no_compiler()) is not None:
             raise BackendError(f"weights='file' needs a C++ compiler: {reason}")
         place = converted(Path(place), file_weights=keeps)
     path = Path(place)
@@ -120,7 +120,7 @@ def _usual_backend(source: ModelSource, loading: Mapping[str, Any]) -> str:
     is_usual = _unusual(loading) is None and loading.get("attention") in {None, "sdpa"}
     if not (source.is_gguf and is_usual):
         return "eager"
-    if (reason := compiler_obstacle()) is not None:
+    if (reason := why_no_compiler()) is not None:
         notify(f"{source.name} runs many times slower than it could: {reason}")
         return "eager"
     return "compiled(weights='file')"
@@ -255,7 +255,7 @@ def load_tokenizer(model: object, *, trust_remote_code: bool = False) -> Any:
         return None
     holds_one = any((Path(source.path) / name).is_file() for name in _OF_TOKENIZERS)
     place = source.path if holds_one else prepare(source, "eager").place
-    if (reason := no_tokenizer_reason(place)) is not None:
+    if (reason := why_no_tokenizer(place)) is not None:
         raise ModelLoadError(
             f"the tokenizer of {source.name} could not be built ({reason}); give the folder of one: "
             "tokenizer=... (--tokenizer)"
@@ -301,7 +301,7 @@ def as_sequence_model(
         UnsupportedModelError: If weights are offloaded, or spread over processes.
     """
     chosen = BACKENDS.of(backend)
-    # Hooks bring such weights when a layer runs; programs, and caches beside the first layer, read them before.
+    # Hooks bring such weights when a layer runs; compiled code, and caches beside the first layer, read them before.
     # Weights of other kinds may have no memory of their own either: only hooks bring it back.
     is_hooked = any(hasattr(module, "_hf_hook") for module in network.modules())
     is_offloaded = is_hooked and any(weight.is_meta for weight in network.parameters())
@@ -344,8 +344,8 @@ def as_draft_model(
         UnsupportedModelError: If the draft model cannot take tokens back.
     """
     model = as_sequence_model(network, backend=backend)
-    if model.no_draft_reason is not None:
-        raise UnsupportedModelError(f"the draft model cannot draft: {model.no_draft_reason}")
+    if model.why_no_draft is not None:
+        raise UnsupportedModelError(f"the draft model cannot draft: {model.why_no_draft}")
     tokenizers = [each for each in (tokenizer, target_tokenizer) if each is not None]
     are_known = len(tokenizers) == 2
     ours, theirs = [each.get_vocab() for each in tokenizers] if are_known else ({}, {})
@@ -356,7 +356,7 @@ def as_draft_model(
         )
     differing = _differing_tokens(ours, theirs, min(model.vocab_size, target.vocab_size))
     if cross_tokenizer and differing:
-        make_model_programs((model,))  # the model around it does not pass them on
+        make_models_ready((model,))  # the model around it does not pass them on
         mapping = map_vocabulary(target_tokenizer, tokenizer, target.vocab_size, model.vocab_size)
         return CrossTokenizerModel(model, mapping, tokenizer, target_tokenizer)
     if differing:
@@ -374,7 +374,7 @@ def as_draft_model(
             "only padding differs, load both from folders with their tokenizers, so that this can "
             "be checked"
         )
-    make_model_programs((model,))
+    make_models_ready((model,))
     return ResizedVocabulary(model, target.vocab_size)
 
 

@@ -38,8 +38,8 @@ from monge.options import PARTS, takes_parts
 from monge.plugins.transformers_outputs import DrawnOutput, Replay, VisitedRows
 from monge.plugins.transformers_processors import draft_rules, num_truncating, row_processors
 from monge.plugins.transformers_programs import (
+    CompiledComponents,
     GenerateCall,
-    KeptPrograms,
     eager_components,
     forget,
 )
@@ -72,7 +72,7 @@ def speculate(
     token_streamer: Any = None,
     seed: int | None = None,
     output_logprobs: bool = False,
-    programs: KeptPrograms | None = None,
+    compiled: CompiledComponents | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
     """Decode speculatively inside `generate`.
@@ -113,7 +113,7 @@ def speculate(
             deterministic algorithms, as by `set_seed(0, deterministic=True)`.
         output_logprobs: Whether the output says how each token was drawn, as `DrawnOutput`; only
             with `return_dict_in_generate`.
-        programs: Those of `accelerate`; `None` runs the networks as `transformers` does.
+        compiled: Those of `accelerate`; `None` runs the networks as `transformers` does.
         **model_kwargs: Model inputs from `generate`, and `PARTS` of `monge.options`, as for
             `monge.load`. Models that cannot take tokens back need the drafter `none`. The default
             controller is `goodput`, which follows measured times, and `fixed` for sampled calls
@@ -160,7 +160,7 @@ def speculate(
     rules = SamplingRules(temperature=1 if config.do_sample else 0)
     num_rows = len(starts)
     entries: list[list[TokenLogprob]] = [[] for _ in starts]
-    parts_of = eager_components(call) if programs is None else programs.components(call, num_rows)
+    parts_of = eager_components(call) if compiled is None else compiled.components(call, num_rows)
     with in_evaluation(model), parts_of as components:
         usual = {
             "rules": rules,
@@ -274,7 +274,7 @@ def accelerate(
             the target, loaded or its folder. It is read once, here. Without it, n-grams draft.
         backend: `compiled` compiles the networks for this machine, or captures CUDA graphs: in
             another process beside the first calls, and for later processes too. Each call
-            decodes with the weights of that moment, and runs eagerly where a program would give
+            decodes with the weights of that moment, and runs eagerly where compiled code would give
             other numbers, with a message. Copies of the weights on a CPU take as much memory as
             float32 weights do. `compiled(weights='int8')` decodes a faster network with rounded
             weights. `None` runs the networks as `transformers` does.
@@ -298,8 +298,8 @@ def accelerate(
         )
     if isinstance(draft, str | Path):
         draft = read_head(draft, getattr(model, "name_or_path", "")) or load_network(draft)
-    programs = None if backend in {None, "eager"} else KeptPrograms(cast(Any, backend))
-    model.generate = _Generate(model, draft, options, programs)
+    compiled = None if backend in {None, "eager"} else CompiledComponents(cast(Any, backend))
+    model.generate = _Generate(model, draft, options, compiled)
     return model
 
 
@@ -365,12 +365,12 @@ class _Generate:
     model: Any
     draft: Any
     options: dict[str, Any] = field(default_factory=dict)
-    programs: KeptPrograms | None = None
+    compiled: CompiledComponents | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Generate":
         # Drafts do not change.
         return replace(
-            self, model=deepcopy(self.model, memo), programs=deepcopy(self.programs, memo)
+            self, model=deepcopy(self.model, memo), compiled=deepcopy(self.compiled, memo)
         )
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
@@ -404,7 +404,7 @@ class _Generate:
             custom_generate=speculate,
             draft_model=self.draft if assistant is None else assistant,
             token_streamer=settings.pop("streamer", None),
-            programs=self.programs,
+            compiled=self.compiled,
             **options,
             **settings,
         )

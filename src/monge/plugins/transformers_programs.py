@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from monge.api import compile_programs, drafts_of, make_components
+from monge.api import compile_decoder, drafts_of, make_components
 from monge.backends.registry import BACKENDS, Backend
 from monge.control.base import SharedState
 from monge.core.errors import BackendError, OptionError
@@ -22,6 +22,7 @@ from monge.draft.text_history import TextHistory
 from monge.engine.clock import now
 from monge.engine.components import Components
 from monge.engine.models.background_compiler import BackgroundCompiler, compiled_by
+from monge.engine.models.forward_program import NetworkForward
 from monge.engine.models.network_state import NetworkVersion, is_harmless
 from monge.engine.notices import notify
 from monge.loading.networks import as_draft_model, as_sequence_model, load_network
@@ -128,10 +129,10 @@ def eager_components(call: GenerateCall, texts: TextHistory | None = None) -> It
         learned[call.key] = components.shared, history
 
 
-class KeptPrograms:
+class CompiledComponents:
     """Compiled components of a model.
 
-    If programs cannot run the model, a call runs eagerly, and a message says why. With rounded
+    If the model cannot be compiled, a call runs eagerly, and a message says why. With rounded
     weights that is an error, since exact weights give another distribution.
 
     Args:
@@ -171,7 +172,7 @@ class KeptPrograms:
         Raises:
             BackendError: If rounded weights are requested and cannot be run.
         """
-        reason, is_exact = self._eager_reason(call.model), self.backend.keeps_numbers
+        reason, is_exact = self._why_no_compiled_call(call.model), self.backend.keeps_numbers
         if reason is not None and not is_exact:
             raise BackendError(f"accelerate: rounded weights cannot be run here: {reason}")
         if reason is not None or not self._lock.acquire(blocking=False):
@@ -191,7 +192,7 @@ class KeptPrograms:
                 self._forget()
                 self._place = place
             arguments = {"target": call.model, "draft": call.draft, "backend": self.backend}
-            compiler = BackgroundCompiler(compile_programs, {**call.options, **arguments})
+            compiler = BackgroundCompiler(compile_decoder, {**call.options, **arguments})
             with compiled_by(self._compilers.setdefault(call.key, compiler)):
                 components, start = self._current(call), now()
                 try:
@@ -208,8 +209,8 @@ class KeptPrograms:
         finally:
             self._lock.release()
 
-    def _eager_reason(self, model: Any) -> str | None:
-        reason = eager_reason(model)
+    def _why_no_compiled_call(self, model: Any) -> str | None:
+        reason = why_no_compiled_call(model)
         if reason is None and "forward" in vars(model):
             version = self._version.of(model)  # of its forward, and of weights that it may read
             if version != self._judged[0]:
@@ -260,11 +261,11 @@ class KeptPrograms:
             notify(text)
 
     def _say_memory(self, call: GenerateCall) -> None:
-        program: Any = getattr(self._target, "program", None)
-        if program is not None and program.copied_bytes:
+        forward: NetworkForward | None = getattr(self._target, "forward", None)
+        if forward is not None and forward.copied_bytes:
             self._say(
                 f"{type(call.model).__name__} is compiled: copies of its weights take "
-                f"{program.copied_bytes / 1e6:.0f} MB beside them"
+                f"{forward.copied_bytes / 1e6:.0f} MB beside them"
             )
 
 
@@ -312,10 +313,10 @@ def gives_usual_numbers(network: Any) -> bool:
     return ours.dtype == usual.dtype and torch.equal(ours, usual)
 
 
-def eager_reason(network: torch.nn.Module) -> str | None:
-    """Return why a program would give other numbers than a network, or `None`.
+def why_no_compiled_call(network: torch.nn.Module) -> str | None:
+    """Return why compiled code would give other numbers than a network, or `None`.
 
-    These are changes from outside that a program does not see: autocast, replaced forwards of
+    These are changes from outside that compiled code does not see: autocast, replaced forwards of
     layers, and hooks. For the forward of the network itself see `gives_usual_numbers`.
     """
     device: Any = getattr(network, "device", None)

@@ -24,7 +24,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "assistant_lookbehind": "it belongs to other tokenizers",
     "assistant_tokenizer": "the draft model must have the target's tokenizer here; `monge.load` "
     "takes another one",
-    "backend": "give it to monge.accelerate, which keeps the programs for all calls",
+    "backend": "give it to monge.accelerate, which keeps the compiled model for all calls",
     "cache_config": "the cache is this library's own",
     "compile_config": "the network is compiled here, if it can be",
     "custom_generate": "the model is accelerated; call it without, or undo with `monge.restore(model)`",

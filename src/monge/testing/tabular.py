@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from monge.core.errors import MongeError
-from monge.core.model import CachedStep, Forward, NodeBlock
+from monge.core.model import CachedStep, ModuleForward, NodeBlock
 from monge.engine.models.head_model import CachedHead
 from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
 from monge.engine.prefix_cache import KeyValues, PrefixCache
@@ -70,8 +70,8 @@ class TabularModel:
         max_length: Longest text, if bounded.
     """
 
-    no_tree_reason: str | None = None
-    no_draft_reason: str | None = None
+    why_no_tree: str | None = None
+    why_no_draft: str | None = None
     forward_s = 0.0
 
     def __init__(self, table: LawTable, vocab_size: int, max_length: int | None = None) -> None:
@@ -177,7 +177,7 @@ class TabularModel:
     ) -> Float[Tensor, "nodes hidden"]:
         return torch.eye(self.vocab_size, dtype=torch.float64)[list(map(int, token_ids))]
 
-    def module_program(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
+    def module_forward(self, module: torch.nn.Module, like: Sequence[Tensor]) -> ModuleForward:
         return module
 
     def head_model(self, read: CachedStep, step: CachedStep) -> CachedHead:

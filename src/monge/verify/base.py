@@ -226,7 +226,7 @@ class Walk(Verifier):
 
     def _check(self, descent: Descent, problem: NodeProblem) -> None:
         """Refuse candidates for which the rule is not exact."""
-        reason = unsupported_reason(self.rule, (type(problem.proposal),), len(problem.candidates))
+        reason = why_no_exactness(self.rule, (type(problem.proposal),), len(problem.candidates))
         if reason is not None:
             raise ProposalMismatchError(f"node {descent.node}: {reason}")
 
@@ -243,7 +243,7 @@ def as_verifier(rule: Rule) -> Verifier:
     return Walk(rule) if isinstance(rule, NodeRule) else rule
 
 
-def unsupported_reason(
+def why_no_exactness(
     rule: Rule, proposals: Iterable[type[Proposal]], max_width: int | None
 ) -> str | None:
     """Return why a rule is not exact for these candidates, or `None` if it is.

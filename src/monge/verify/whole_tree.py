@@ -8,7 +8,7 @@ from monge.core.law import Law, LawSequence
 from monge.core.proposal import Arbitrary, Deterministic, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.base import Descent, Rule, check_laws, unsupported_reason
+from monge.verify.base import Descent, Rule, check_laws, why_no_exactness
 from monge.verify.functional.masked import offers
 from monge.verify.problem import ScoredTree
 
@@ -47,7 +47,7 @@ def decided_part(
     for node, candidates in enumerate(tree.candidates):
         if candidates:
             proposal = tree.proposals[node]
-            reason = unsupported_reason(rule, (type(proposal),), len(candidates))
+            reason = why_no_exactness(rule, (type(proposal),), len(candidates))
             if reason is not None:
                 raise ProposalMismatchError(f"node {node}: {reason}")
             is_drawn = is_drawn or not isinstance(proposal, (Arbitrary, Deterministic))

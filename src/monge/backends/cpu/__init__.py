@@ -1,1 +1,1 @@
-"""The compiled backend on CPUs: its compiler, kernels and stored programs."""
+"""The compiled backend on CPUs: its compiler, kernels and stored code."""

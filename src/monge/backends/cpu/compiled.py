@@ -18,7 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from monge.backends.cpu import grouped_attention, packed_linear
 from monge.backends.cpu.grouped_attention import load_grouped_attention
 from monge.backends.cpu.law_masses import load_law_masses
-from monge.backends.cpu.native_library import compiler_obstacle
+from monge.backends.cpu.native_library import why_no_compiler
 from monge.backends.cpu.packed_linear import (
     follow_weights,
     load_packed_linear,
@@ -27,15 +27,14 @@ from monge.backends.cpu.packed_linear import (
 )
 from monge.backends.cpu.program_cache import (
     PROGRAMS,
-    Loaded,
-    StoredProgram,
-    find_program,
+    StoredCode,
+    code_key,
+    find_code,
     is_stored,
     load_or_make,
     module_facts,
     network_facts,
-    program_key,
-    store_program,
+    store_code,
     writable_folder,
 )
 from monge.backends.parity_check import (
@@ -43,8 +42,8 @@ from monge.backends.parity_check import (
     check_forward,
     check_module,
     example_inputs,
-    program_obstacle,
-    program_spec,
+    forward_spec,
+    why_no_fast_forward,
 )
 from monge.backends.traced import (
     TracedForward,
@@ -56,13 +55,17 @@ from monge.backends.traced import (
     tensors_of,
 )
 from monge.core.errors import BackendError
-from monge.core.model import CachedStep, Forward
+from monge.core.model import CachedStep, ModuleForward
 from monge.engine.models.adapters import merge_adapters
 from monge.engine.models.forward_program import (
+    MAX_ROWS,
+    EagerForward,
+    FastForward,
+    Forward,
     ForwardOutput,
-    ForwardProgram,
-    Pending,
-    ProgramSpec,
+    ForwardSpec,
+    NetworkForward,
+    Run,
 )
 from monge.engine.models.masks import chain_visibility, in_numbers
 from monge.engine.models.network_facts import chooses_logits, packed_layers
@@ -71,13 +74,13 @@ from monge.engine.notices import notify
 from monge.engine.process import run_in_thread
 
 # With attention that is not our own, more tokens of a prompt or nodes of a row run in the network:
-# between products a program has one thread.
+# between products compiled code has one thread.
 _PROMPT, _NODES = 384, 64
 _ALL: Final = 1 << 40
 _START_S, _LAYER_S = 10, 2  # seconds of compiling: a constant, and for each layer of a network
 _ATTENTION: Final = "monge_grouped"
 _OPTIONS: Final = {
-    # Weights are not stored: a program receives them when it is loaded.
+    # Weights are not stored: the code receives them when it is loaded.
     "aot_inductor.package_constants_in_so": False,
     # Nor small ones, which the compiler would write into the code.
     "always_keep_tensor_constants": True,
@@ -91,37 +94,45 @@ _OPTIONS: Final = {
 }
 
 
-class CompiledForward(ForwardProgram):
-    """A compiled step: the same program serves all numbers of rows, nodes and columns.
+class CompiledForward(FastForward):
+    """Compiled code of a network: the same serves all numbers of rows, nodes and columns.
 
     Args:
+        eager: The network.
+        spec: Shapes and types of its inputs.
+        stored: The compiled code.
         module: The traced module, which holds the weights.
-        prompt_tokens: See `ForwardProgram`; 0 if the program gives logits of all nodes.
-        max_nodes: See `ForwardProgram`.
+        prompt_tokens: See `FastForward`; 0 if the code gives logits of all nodes.
+        max_nodes: See `FastForward`.
     """
 
     name = "compiled"
-    reads_prompts = reads_chains = True
+    reads_chains = True
 
     def __init__(
         self,
-        stored: StoredProgram,
+        eager: EagerForward,
+        spec: ForwardSpec,
+        stored: StoredCode,
         module: TracedForward,
-        spec: ProgramSpec,
+        *,
         prompt_tokens: int = 0,
         max_nodes: int = _NODES,
     ) -> None:
-        self._run = load_program(stored, tensors_of(module))
-        self.module, self.spec = module, spec
+        super().__init__(eager, spec)
+        self._run, self.module = load_code(stored, tensors_of(module)), module
         self.prompt_tokens, self.max_nodes = prompt_tokens, max_nodes
         self.copied_bytes = sum(layer.panels.nbytes for layer in packed_layers(module))
+
+    def lay_out(self, cache: TreeCache) -> None:
+        cache.lay_out(self.spec.cache_shapes, self.spec.dtype)
 
     def follow(self, network: PreTrainedModel) -> bool:
         if follows := follow_weights(self.module.network, network):
             self._run.take(tensors_of(self.module))
         return follows
 
-    def __call__(
+    def read(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
     ) -> ForwardOutput:
         return self._read(token_ids, positions, _first(token_ids.shape[1]), masks, cache)
@@ -147,7 +158,7 @@ class CompiledForward(ForwardProgram):
         masks: Sequence[Tensor],
         cache: TreeCache,
     ) -> ForwardOutput:
-        # Programs ignore strides, and masks of chains are views of a wider mask.
+        # Compiled code ignores strides, and masks of chains are views of a wider mask.
         dense = (mask.contiguous() for mask in masks)
         return self._output(
             [token_ids, positions, cache.columns(token_ids.shape[1]), shown, *dense, *cache.kept()]
@@ -165,90 +176,96 @@ def _first(count: int) -> Tensor:
 
 
 def _pending(
+    run: Run,
     name: str,
     key: str,
     compile_s: int,
-    make: Callable[[], StoredProgram],
-    load: Callable[[StoredProgram], Loaded],
-) -> Pending[Loaded]:
-    """Return a program that is compiled, or loaded from the program cache, when it is needed.
+    *,
+    make: Callable[[], StoredCode],
+    load: Callable[[StoredCode], Run],
+) -> Forward[Run]:
+    """Return a forward that is compiled, or loaded from the cache, when it is needed.
 
     Args:
+        run: What runs until then.
         name: Class of the network or module, for messages.
-        key: Its name in the program cache.
+        key: Its name in the cache.
         compile_s: Seconds that compiling takes.
         make: Compiles and stores it.
         load: Loads it and checks it against the network or module.
     """
     place = (key, ".pt2", name)
-    stored = find_program(*place)
+    stored = find_code(*place)
 
-    def load_or_compile() -> Loaded:
+    def load_or_compile() -> Run:
         with as_backend_error(f"{name} cannot be compiled"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
             return load_or_make(place, stored, make, load, f"{name} ({compile_s} s)")
 
-    return Pending(load_or_compile, lambda: 0 if stored or is_stored(key, ".pt2") else compile_s)
+    return Forward(
+        run, load_or_compile, lambda: 0 if stored or is_stored(key, ".pt2") else compile_s
+    )
 
 
-def pending_forward(
-    network: PreTrainedModel, layers: tuple[int, ...] = ()
-) -> Pending[ForwardProgram]:
-    """Return a network's step, to be compiled; it is checked against the network.
+def pending_forward(eager: EagerForward) -> Forward[NetworkForward]:
+    """Return a network's forward, to be compiled; it is checked against the network.
 
     Args:
-        network: A network in evaluation mode.
-        layers: Hidden states that come with the logits.
+        eager: A network in evaluation mode.
 
     Raises:
         BackendError: If it is known before trying that the network cannot be compiled here.
     """
-    if (reason := obstacle(network)) is not None:
+    network = eager.network
+    if (reason := why_no_compiled_forward(network)) is not None:
         raise BackendError(reason)
     name = type(network).__name__
     with as_backend_error(f"{name} cannot be compiled"):
-        spec = program_spec(network, layers)
-        key = program_key(network, *network_facts(network), spec)
-    step = cache(partial(traced_forward, network, spec))
-    limits = (_ALL, _ALL) if attends_in_machine_code(network) else (_PROMPT, _NODES)
-    if not chooses_logits(network):
-        limits = 0, limits[1]
+        spec = forward_spec(network)
+        key = code_key(network, *network_facts(network), spec, eager.layers)
+    step = cache(partial(traced_forward, eager, spec))
+    is_own = attends_in_machine_code(network)
+    limits = {
+        "prompt_tokens": (_ALL if is_own else _PROMPT) if chooses_logits(network) else 0,
+        "max_nodes": _ALL if is_own else _NODES,
+    }
 
-    def make() -> StoredProgram:
+    def make() -> StoredCode:
         # A wrong trace is refused before it is compiled for minutes.
-        traced = UncompiledForward(step(), spec)
+        traced = UncompiledForward(eager, spec, step())
         run_in_thread(lambda: check_forward(network, traced, "traced"))
-        return compile_program(export_forward(step(), spec), tensors_of(step()), key)
+        return compile_exported(export_forward(step(), spec), tensors_of(step()), key)
 
-    def load(stored: StoredProgram) -> ForwardProgram:
+    def load(stored: StoredCode) -> NetworkForward:
         if network.dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX2":
             notify(
                 f"this processor has no bfloat16 instructions: {name} is several times "
                 "faster with dtype='float32'"
             )
-        compiled = CompiledForward(stored, step(), spec, *limits)
+        compiled = CompiledForward(eager, spec, stored, step(), **limits)
         run_in_thread(lambda: check_forward(network, compiled, "compiled"))
         return compiled
 
-    return _pending(name, key, _START_S + _LAYER_S * len(spec.cache_shapes) // 2, make, load)
+    compile_s = _START_S + _LAYER_S * len(spec.cache_shapes) // 2
+    return _pending(eager, name, key, compile_s, make=make, load=load)
 
 
-def obstacle(network: PreTrainedModel) -> str | None:
+def why_no_compiled_forward(network: PreTrainedModel) -> str | None:
     """Return the reason why a network cannot be compiled, if that is known before trying."""
-    if (reason := program_obstacle(network, "compiled", merges=True)) is not None:
+    if (reason := why_no_fast_forward(network, "compiled", merges=True)) is not None:
         return reason
     if network.device.type != "cpu":
         return f"{type(network).__name__} is on {network.device}, and steps are compiled for the CPU only"
-    return compiler_obstacle()
+    return why_no_compiler()
 
 
-def traced_forward(network: PreTrainedModel, spec: ProgramSpec) -> TracedForward:
+def traced_forward(eager: EagerForward, spec: ForwardSpec) -> TracedForward:
     """Trace a network on the CPU.
 
     Weights of float32 layers are stored in tiles and those of float64 layers transposed, tied
     weights too, so that a product with a few rows streams through them.
     """
-    return TracedForward(network, spec, _adapt)
+    return TracedForward(eager, spec, _adapt)
 
 
 def _adapt(network: PreTrainedModel) -> None:
@@ -282,10 +299,10 @@ def _grouped_attention(
     return grouped_attention.OPERATION(query, key, value, attention_mask, scale), None
 
 
-def pending_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Pending[Forward]:
-    """Return the program of a module, to be compiled; see `FeatureModel.module_program`.
+def pending_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Forward[ModuleForward]:
+    """Return a module's forward, to be compiled; see `FeatureModel.module_forward`.
 
-    The program serves all batch sizes and all weights. It is checked against the module.
+    The code serves all batch sizes and all weights. It is checked against the module.
 
     Args:
         module: The module.
@@ -298,26 +315,32 @@ def pending_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Pending[F
     with as_backend_error(f"{name} cannot be compiled"):
         packed = _packed(module, is_float32=like[0].dtype == torch.float32)
         inputs = [(str(tensor.dtype), tensor.shape[1]) for tensor in like]
-        key = program_key(packed, module_facts(packed), inputs)
+        key = code_key(packed, module_facts(packed), inputs)
 
-    def load(stored: StoredProgram) -> Forward:
-        program = CompiledModule(stored, packed, module)
-        run_in_thread(lambda: check_module(module, program, like, "compiled"))
-        return program
+    def load(stored: StoredCode) -> ModuleForward:
+        compiled = CompiledModule(stored, packed, module)
+        run_in_thread(lambda: check_module(module, compiled, like, "compiled"))
+        return compiled
 
-    return _pending(name, key, _START_S, lambda: _compile_module(packed, like, key), load)
+    def make() -> StoredCode:
+        return _compile_module(packed, like, key)
+
+    return _pending(module, name, key, _START_S, make=make, load=load)
 
 
 class CompiledModule:
-    """The program of a module, whose weights it has in a packed copy."""
+    """The compiled code of a module, whose weights it has in a packed copy; the module reads many rows."""
 
     def __init__(
-        self, stored: StoredProgram, packed: torch.nn.Module, module: torch.nn.Module
+        self, stored: StoredCode, packed: torch.nn.Module, module: torch.nn.Module
     ) -> None:
-        self._run = load_program(stored, tensors_of(packed))
+        self._run = load_code(stored, tensors_of(packed))
         self._packed, self._module = packed, module
+        self._num_rows = Tensor.numel if isinstance(module, CachedStep) else Tensor.__len__
 
     def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
+        if self._num_rows(inputs[0]) > MAX_ROWS:
+            return self._module(*inputs)
         return tuple(self._run([tensor.contiguous() for tensor in _tensors(inputs)]))
 
     def follow(self) -> None:
@@ -338,7 +361,7 @@ def _tensors(inputs: Sequence[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _compile_module(module: torch.nn.Module, like: Sequence[Tensor], key: str) -> StoredProgram:
+def _compile_module(module: torch.nn.Module, like: Sequence[Tensor], key: str) -> StoredCode:
     example = example_inputs(module, like)[0]
     if isinstance(module, CachedStep):
         both, rows = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC}
@@ -352,7 +375,7 @@ def _compile_module(module: torch.nn.Module, like: Sequence[Tensor], key: str) -
     else:
         example = tuple(tensor.new_zeros(3, tensor.shape[1]) for tensor in like)
         shapes = tuple({0: Dim.DYNAMIC} for _ in example)
-    return compile_program(export_module(module, example, shapes), tensors_of(module), key)
+    return compile_exported(export_module(module, example, shapes), tensors_of(module), key)
 
 
 def _packed(module: torch.nn.Module, *, is_float32: bool) -> torch.nn.Module:
@@ -383,40 +406,40 @@ class _CacheAttention(torch.nn.Module):
         return grouped_attention.OPERATION(queries, keys, values, mask, scale)
 
 
-def compile_program(
-    program: ExportedProgram, tensors: Mapping[str, Tensor], key: str
-) -> StoredProgram:
-    """Compile and store a traced program.
+def compile_exported(
+    exported: ExportedProgram, tensors: Mapping[str, Tensor], key: str
+) -> StoredCode:
+    """Compile and store a traced module.
 
     Args:
-        program: The program.
+        exported: The traced module.
         tensors: Its weights and buffers by name, which are not stored.
-        key: Its name in the program cache.
+        key: Its name in the cache.
     """
-    merge_products(program.graph)
+    merge_products(exported.graph)
     with tempfile.TemporaryDirectory(dir=writable_folder(PROGRAMS)) as scratch:
-        package = Path(scratch) / "program.pt2"
+        package = Path(scratch) / "code.pt2"
         torch._inductor.aoti_compile_and_package(
-            program, package_path=str(package), inductor_configs=_OPTIONS
+            exported, package_path=str(package), inductor_configs=_OPTIONS
         )
         constants = {
             name: constant
-            for name, constant in program.constants.items()
+            for name, constant in exported.constants.items()
             if name not in tensors and isinstance(constant, Tensor)
         }
-        return store_program(key, package, constants)
+        return store_code(key, package, constants)
 
 
-class LoadedProgram:
-    """A program with weights and buffers, which it keeps alive; its inputs must be contiguous.
+class LoadedCode:
+    """Compiled code with weights and buffers, which it keeps alive; its inputs must be contiguous.
 
-    A program runs once at a time. A second thread must not wait for it inside, with the interpreter's
+    It runs once at a time. A second thread must not wait for it inside, with the interpreter's
     lock held, which `released_lock.h` takes again.
     """
 
-    def __init__(self, stored: StoredProgram, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, stored: StoredCode, tensors: Mapping[str, Tensor]) -> None:
         # As `aoti_load_package` does, without asking the compiler for a second what this machine is,
-        # which is part of a program's key.
+        # which is part of the key.
         aoti: Any = vars(torch._C)["_aoti"]
         self._loader = aoti.AOTIModelPackageLoader(str(stored.path), "model", False, 1, -1)
         self._made, self._lock = stored.constants, Lock()
@@ -424,21 +447,21 @@ class LoadedProgram:
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Read these weights and buffers from now on, where they lie."""
-        program, known = AOTICompiledModel(self._loader), {**tensors, **self._made}
-        constants = {name: known[name].detach() for name in program.get_constant_fqns()}
+        code, known = AOTICompiledModel(self._loader), {**tensors, **self._made}
+        constants = {name: known[name].detach() for name in code.get_constant_fqns()}
         with self._lock:
-            program.load_constants(constants, check_full_update=True, user_managed=True)
-            self._memory = constants  # the program points to it
+            code.load_constants(constants, check_full_update=True, user_managed=True)
+            self._memory = constants  # the code points to it
 
     def __call__(self, inputs: list[Tensor]) -> Sequence[Tensor]:
-        """Run the program: its inputs, flattened, to its outputs."""
+        """Run it: its inputs, flattened, to its outputs."""
         with self._lock:
             return self._loader.run(inputs)
 
 
-def load_program(stored: StoredProgram, tensors: Mapping[str, Tensor]) -> LoadedProgram:
-    """Load a program with these weights and buffers."""
+def load_code(stored: StoredCode, tensors: Mapping[str, Tensor]) -> LoadedCode:
+    """Load compiled code with these weights and buffers."""
     load_packed_linear()
     load_grouped_attention()
     load_law_masses()
-    return LoadedProgram(stored, tensors)
+    return LoadedCode(stored, tensors)

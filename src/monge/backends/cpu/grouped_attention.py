@@ -21,7 +21,7 @@ DECLARATION: Final = (
     "AtenTensorHandle queries, AtenTensorHandle keys, AtenTensorHandle values, "
     "AtenTensorHandle mask, double scale, AtenTensorHandle* out)"
 )
-"""Of the function that compiled programs call."""
+"""Of the function that compiled code calls."""
 
 # The machine code reads rows whose numbers lie side by side.
 OPERATIONS.define(
@@ -71,7 +71,7 @@ def _shape_of_grouped_attention(
     return queries.new_empty(batch, nodes, heads, values.shape[-1])
 
 
-# What runs outside of compiled programs.
+# What runs outside of compiled code.
 OPERATIONS.impl("grouped_attention", _grouped_attention, "CPU")
 torch.library.register_fake("monge::grouped_attention", _shape_of_grouped_attention, lib=OPERATIONS)
 
@@ -89,7 +89,7 @@ _LOADED: Final = list[Any]()
 
 @cache
 def load_grouped_attention() -> None:
-    """Make the machine code known to the programs that this process loads later.
+    """Make the machine code known to the compiled code that this process loads later.
 
     Raises:
         RuntimeError, OSError: As `native_function`.

@@ -14,10 +14,10 @@ import torch
 
 from monge.backends.cpu.program_cache import (
     PROGRAMS,
-    StoredProgram,
+    StoredCode,
     load_or_make,
     machine,
-    store_program,
+    store_code,
     writable_folder,
 )
 
@@ -35,7 +35,7 @@ OPERATIONS: Final = torch.library.Library("monge", "DEF")
 """Torch operations that the machine code implements; they are known as long as it lives."""
 
 
-def compiler_obstacle() -> str | None:
+def why_no_compiler() -> str | None:
     """Return the reason why nothing can be compiled on this machine, if so."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
@@ -61,23 +61,23 @@ def native_library(source: Path) -> Path:
 
 
 def native_function(source: Path, name: str, arguments: Sequence[Any]) -> Any:
-    """Return a function of a source file; compiled programs that are loaded later find all of its functions.
+    """Return a function of a source file; compiled code that is loaded later finds all of its functions.
 
     Raises:
         RuntimeError, OSError: As `native_library`.
     """
-    # Programs look for a function among all that the process knows.
+    # Compiled code looks for a function among all that the process knows.
     function: Any = getattr(ctypes.CDLL(str(native_library(source)), mode=ctypes.RTLD_GLOBAL), name)
     function.argtypes = tuple(arguments)
     return function
 
 
-def _loadable(stored: StoredProgram) -> Path:
+def _loadable(stored: StoredCode) -> Path:
     ctypes.CDLL(str(stored.path))
     return stored.path
 
 
-def _build(source: Path, key: str) -> StoredProgram:
+def _build(source: Path, key: str) -> StoredCode:
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     home = Path(torch.__file__).parent
@@ -97,7 +97,7 @@ def _build(source: Path, key: str) -> StoredProgram:
         )
         if done.returncode:
             raise RuntimeError(f"{source.name} does not compile: {_first_error(done.stderr)}")
-        return store_program(key, library, {})
+        return store_code(key, library, {})
 
 
 def _first_error(words: str) -> str:

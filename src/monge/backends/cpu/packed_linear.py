@@ -55,7 +55,7 @@ DECLARATION: Final = (
     "AtenTensorHandle rows, const AtenTensorHandle* panels, int64_t num_matrices, "
     "const int64_t* widths, int64_t num_widths, AtenTensorHandle* out)"
 )
-"""Of the function that compiled programs call."""
+"""Of the function that compiled code calls."""
 
 # The machine code reads rows that lie one behind another.
 OPERATIONS.define(
@@ -417,7 +417,7 @@ def _shape_of_packed_linear(
     return rows.new_empty(*rows.shape[:-1], sum(widths))
 
 
-# What runs outside of compiled programs.
+# What runs outside of compiled code.
 OPERATIONS.impl("packed_linear", _packed_linear, "CPU")
 torch.library.register_fake("monge::packed_linear", _shape_of_packed_linear, lib=OPERATIONS)
 
@@ -425,7 +425,7 @@ _NAMESPACE: Any = torch.ops.monge
 OPERATION: Final = _NAMESPACE.packed_linear.default
 """`(rows, panels, widths) -> rows x matrices`; the results of a row are concatenated."""
 
-_LOADED: Final = list[Any]()  # the machine code, once a program or a packed network needs it
+_LOADED: Final = list[Any]()  # the machine code, once compiled code or a packed network needs it
 
 
 def merge_products(graph: Graph) -> None:
@@ -524,7 +524,7 @@ def follow_weights(packed: torch.nn.Module, source: torch.nn.Module) -> bool:
     def has_another_origin(mine: object, theirs: object) -> bool:
         """Return whether an object of `packed` stands for two objects of `source`.
 
-        A program may read it by a single name.
+        Compiled code may read it by a single name.
         """
         return origins.setdefault(id(mine), (mine, theirs))[1] is not theirs
 
@@ -591,7 +591,7 @@ def _packed(child: torch.nn.Module, weights: str) -> torch.nn.Module:
 
 @cache
 def load_packed_linear() -> None:
-    """Make the machine code known to the programs that this process loads later.
+    """Make the machine code known to the compiled code that this process loads later.
 
     Raises:
         RuntimeError, OSError: As `native_function`.

@@ -1,4 +1,4 @@
-"""Compiled programs on disk: made once for a model, a machine and its libraries, checked whenever they are read."""
+"""Compiled code on disk: made once for a model, a machine and its libraries, checked whenever they are read."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ _NO_PART: Final = frozenset(
 _NO_SETTINGS: Final = frozenset(
     {"training", "gradient_checkpointing", "forward", "max_seq_len_cached"}
 )
-"""Attributes of layers that come and go, and change no number of a program."""
+"""Attributes of layers that come and go, and change no number of compiled code."""
 _PLAIN: Final = (int, float, str, type(None))
 _FUNCTIONS: Final = (FunctionType, MethodType, BuiltinFunctionType)
 _FAULTS: Final = (RuntimeError, OSError, LookupError, TypeError, ValueError, EOFError, PickleError)
@@ -43,8 +43,8 @@ Loaded = TypeVar("Loaded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredProgram:
-    """A program on disk.
+class StoredCode:
+    """Compiled code on disk.
 
     Attributes:
         path: The compiled package.
@@ -56,7 +56,7 @@ class StoredProgram:
 
 
 def cache_folder() -> Path:
-    """Return the folder of programs: `$MONGE_CACHE`, or `monge` in the user's cache folder.
+    """Return the folder of compiled code: `$MONGE_CACHE`, or `monge` in the user's cache folder.
 
     Raises:
         OptionError: If the user has no home.
@@ -71,7 +71,7 @@ def cache_folder() -> Path:
 
 
 def writable_folder(name: str) -> Path:
-    """Return a folder in that of programs, made if it is not there.
+    """Return a folder in the cache, made if it is not there.
 
     Raises:
         OptionError: If it cannot be made or written to.
@@ -88,15 +88,15 @@ def writable_folder(name: str) -> Path:
     )
 
 
-def program_key(module: torch.nn.Module, *facts: object) -> str:
-    """Return the name of a program: equal for equal architectures, else different.
+def code_key(module: torch.nn.Module, *facts: object) -> str:
+    """Return the name of compiled code: equal for equal architectures, else different.
 
-    Values of weights do not count, since a program gets them when it is loaded, nor do adapters, which
-    are merged then.
+    Values of weights do not count, since code gets them when it is loaded, nor do adapters, which are
+    merged then.
 
     Args:
         module: The network or small module.
-        *facts: Whatever else the program depends on.
+        *facts: Whatever else the code depends on.
     """
     weights = [
         (name, str(tensor.dtype), tuple(tensor.shape))
@@ -107,7 +107,7 @@ def program_key(module: torch.nn.Module, *facts: object) -> str:
 
 
 def network_facts(network: PreTrainedModel) -> tuple[object, ...]:
-    """Return what a network's program depends on: its settings, and its layers without adapters."""
+    """Return what a network's compiled code depends on: its settings, and its layers without adapters."""
     settings = {
         name: value for name, value in network.config.to_dict().items() if name not in _NO_PART
     }
@@ -138,12 +138,12 @@ def layer_facts(layer: torch.nn.Module) -> tuple[object, ...]:
 
 
 def is_stored(key: str, suffix: str) -> bool:
-    """Return whether a program has its files, which may be damaged."""
+    """Return whether compiled code has its files, which may be damaged."""
     return all(path.exists() for path in _files(key, suffix))
 
 
-def find_program(key: str, suffix: str, name: str) -> StoredProgram | None:
-    """Return the stored program, or `None`, with a message if its files cannot be used."""
+def find_code(key: str, suffix: str, name: str) -> StoredCode | None:
+    """Return the stored code, or `None`, with a message if its files cannot be used."""
     path, notes = _files(key, suffix)
     if not is_stored(key, suffix):
         return None
@@ -151,15 +151,15 @@ def find_program(key: str, suffix: str, name: str) -> StoredProgram | None:
     try:
         stored = torch.load(notes, weights_only=True)
         if hashlib.sha256(path.read_bytes()).hexdigest() == stored["sha256"]:
-            return StoredProgram(path=path, constants=stored["constants"])
+            return StoredCode(path=path, constants=stored["constants"])
     except _FAULTS as error:
         damage = f"{notes.name} is unreadable ({type(error).__name__})"
-    notify(f"the stored program of {name} cannot be used: {damage}")
+    notify(f"the compiled code of {name} cannot be used: {damage}")
     _remove(path)
     return None
 
 
-def store_program(key: str, package: Path, constants: Mapping[str, Tensor]) -> StoredProgram:
+def store_code(key: str, package: Path, constants: Mapping[str, Tensor]) -> StoredCode:
     """Keep a package and the constants of its trace; an interrupted run leaves nothing that looks complete."""
     path, notes = _files(key, package.suffix)
     digest = hashlib.sha256(package.read_bytes()).hexdigest()
@@ -168,41 +168,41 @@ def store_program(key: str, package: Path, constants: Mapping[str, Tensor]) -> S
         torch.save({"sha256": digest, "constants": dict(constants)}, written)
         package.replace(path)
         written.replace(notes)
-    return StoredProgram(path=path, constants=constants)
+    return StoredCode(path=path, constants=constants)
 
 
 def load_or_make(
     place: tuple[str, str, str],
-    stored: StoredProgram | None,
-    make: Callable[[], StoredProgram],
-    load: Callable[[StoredProgram], Loaded],
+    stored: StoredCode | None,
+    make: Callable[[], StoredCode],
+    load: Callable[[StoredCode], Loaded],
     what: str,
 ) -> Loaded:
-    """Load the stored program, or make a new program. A program that fails is deleted from disk.
+    """Load the stored code, or compile it. Code that fails is deleted from disk.
 
-    If several processes need a new program, the first makes it, and the others wait for it.
+    If several processes need it, the first compiles it, and the others wait.
 
     Args:
-        place: Arguments of `find_program`.
-        stored: The stored program, if it was found before.
-        make: Compiles and stores the program.
-        load: Loads a program and checks it; raises an error if it fails.
-        what: Name of the program, for messages, and how long it takes to make.
+        place: Arguments of `find_code`.
+        stored: The stored code, if it was found before.
+        make: Compiles and stores it.
+        load: Loads and checks it; raises an error if it fails.
+        what: Name of the network, for messages, and how long compiling takes.
 
     Raises:
-        Exception: What `load` raises for the new program.
+        Exception: What `load` raises for the new code.
     """
-    program = stored or find_program(*place)
-    if program is not None:
+    code = stored or find_code(*place)
+    if code is not None:
         try:
-            return load(program)
+            return load(code)
         except _FAULTS as error:
-            _remove(program.path)
+            _remove(code.path)
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-        notify(f"the stored program of {what} is removed and compiled again: {reason}")
+        notify(f"the compiled code of {what} is removed and compiled again: {reason}")
     with only_process(PROGRAMS, place[0], what):
         # One that failed may still be there, where files cannot be removed.
-        new = (find_program(*place) if program is None else None) or make()
+        new = (find_code(*place) if code is None else None) or make()
     try:
         return load(new)
     except _FAULTS:

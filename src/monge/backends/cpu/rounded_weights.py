@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.backends.cpu.native_library import compiler_obstacle
+from monge.backends.cpu.native_library import why_no_compiler
 from monge.backends.cpu.packed_linear import PackedLinear, load_packed_linear, pack_linears
 from monge.core.errors import BackendError, unknown_name
 from monge.engine.models.adapters import merge_adapters
-from monge.engine.models.network_facts import WEIGHTS, no_copy_reason
+from monge.engine.models.network_facts import WEIGHTS, why_no_copy
 from monge.engine.notices import notify
 
 _FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
@@ -52,9 +52,9 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
             f"weights={weights!r} rounds networks of float32, bfloat16 or float16; {name} has "
             f"{network.dtype}"
         )
-    if (reason := no_copy_reason(network, merges=True)) is not None:
+    if (reason := why_no_copy(network, merges=True)) is not None:
         raise BackendError(f"weights={weights!r}: {reason}")
-    if (reason := compiler_obstacle()) is not None:
+    if (reason := why_no_compiler()) is not None:
         raise BackendError(f"weights={weights!r} needs a C++ compiler: {reason}")
     for tensor_name, weight in network.named_parameters():
         if not weight.isfinite().all():

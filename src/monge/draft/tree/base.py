@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.law import Law
-from monge.core.parts import Part
 from monge.core.levels import LevelShape
+from monge.core.parts import Part
 from monge.core.proposal import Proposal
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import GrowingTree, TokenTree

@@ -1,4 +1,4 @@
-"""Programs that another process compiles while this process decodes without them.
+"""Networks that another process compiles while this process decodes eagerly.
 
 That process is `python -m monge.engine.models.background_compiler`, which reads a function and its
 arguments from its standard input.
@@ -29,15 +29,15 @@ _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_ba
 
 
 class BackgroundCompiler:
-    """Compiles the programs of a decoder in another process, once it is started.
+    """Compiles the networks of a decoder in another process, once it is started.
 
     Args:
         work: What the process does; a function of a module.
         arguments: Its arguments. Of loaded models the structure is passed on, with zeros in the place
-            of their weights: programs depend on no numbers.
+            of their weights: compiled code depends on no numbers.
 
     Attributes:
-        has_failed: Whether there will be no programs.
+        has_failed: Whether nothing will be compiled.
     """
 
     def __init__(self, work: Callable[..., object], arguments: Mapping[str, Any]) -> None:
@@ -46,7 +46,7 @@ class BackgroundCompiler:
         self.has_failed = False
 
     def is_busy(self, seconds: Sequence[int]) -> bool:
-        """Return whether programs that take so long each are still being compiled; start that if they are not."""
+        """Return whether modules that take so long each are still being compiled; start that if they are not."""
         if self._process is None and any(seconds) and not self.has_failed:
             self._start(2 * sum(seconds))
         if self._process is None or self._process.poll() is None:
@@ -120,11 +120,10 @@ _compiler: Final = ContextVar[BackgroundCompiler | None]("compiler", default=Non
 
 @contextmanager
 def compiled_by(compiler: BackgroundCompiler) -> Iterator[None]:
-    """Leave the programs that this block needs to a compiler; networks run without them until it ends.
+    """Leave the modules that this block needs to a compiler; they run eagerly until it ends.
 
-    Their weights are the same. Calls of this library wait only while the finished programs are
-    checked. The compiling process outlives this process, so the next start loads the programs from
-    the cache.
+    Their weights are the same. Calls of this library wait only while the compiled code is checked.
+    The compiling process outlives this process, so the next start loads the code from the cache.
     """
     token = _compiler.set(compiler)
     try:
@@ -134,7 +133,7 @@ def compiled_by(compiler: BackgroundCompiler) -> Iterator[None]:
 
 
 def is_compiled_elsewhere(seconds: Sequence[int]) -> bool:
-    """Return whether programs that take so long each will come from another process."""
+    """Return whether another process compiles modules that take so long each."""
     compiler = _compiler.get()
     return compiler is not None and compiler.is_busy(seconds)
 

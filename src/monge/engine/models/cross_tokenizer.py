@@ -29,7 +29,7 @@ class _DraftModel:
     def __init__(self, model: SequenceModel, vocab_size: int) -> None:
         self._model, self.vocab_size, self.dtype = model, vocab_size, dtype_of(model)
         self.max_length = draft_length(model)
-        self.no_tree_reason, self.no_draft_reason = model.no_tree_reason, model.no_draft_reason
+        self.why_no_tree, self.why_no_draft = model.why_no_tree, model.why_no_draft
 
     @property
     def forward_s(self) -> float:

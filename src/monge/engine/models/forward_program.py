@@ -1,34 +1,116 @@
-"""Programs that replace forwards of a network over few tree nodes."""
+"""Forwards of networks and of modules: eager until a backend has compiled them."""
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
-from monge.core.errors import BackendError
+from monge.core.errors import BackendError, UnsupportedModelError
 from monge.core.levels import DrawnLevels, LevelDraws
 from monge.core.model import SequenceModel
 from monge.core.sampling_rules import Recorder
 from monge.engine.clock import note_preparation
 from monge.engine.models.background_compiler import is_compiled_elsewhere
-from monge.engine.models.network_facts import WEIGHTS, PackedLayer, packed_layers
+from monge.engine.models.network_facts import (
+    WEIGHTS,
+    PackedLayer,
+    cache_keyword,
+    chooses_logits,
+    packed_layers,
+)
 from monge.engine.models.network_state import NetworkState
 from monge.engine.models.tree_cache import TreeCache
 from monge.engine.notices import notify, waiting
 
-Made = TypeVar("Made")
+_UNWANTED: Final = 1 << 20
+"""Most logits that a compiled forward may compute without need, for a short prompt and a small vocabulary."""
+MAX_ROWS: Final = 64
+"""Rows that the compiled forward of a module reads: with more, arithmetic counts, and the module does as well."""
+
+Run = TypeVar("Run", bound=Callable[..., Any])
+
+
+class Forward(Generic[Run]):
+    """The forward of a network or of a module: eager until a backend has compiled it.
+
+    Args:
+        run: What runs at first: the network or module itself, or what a backend has made of it.
+        make: Compiles what runs from then on, or loads it from the cache. Raises `BackendError` if
+            neither can be done. `None` if nothing is to be made.
+        expected_s: Seconds that `make` takes at present; 0 if the compiled code is stored.
+
+    Attributes:
+        run: What runs now.
+        warning: Start of the warning if it cannot be compiled; the reason follows.
+    """
+
+    warning = "part of a head runs eagerly"
+
+    def __init__(
+        self,
+        run: Run,
+        make: Callable[[], Run] | None = None,
+        expected_s: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.run, self.make, self.expected_s = run, make, expected_s
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run it, compiled first unless another process compiles it."""
+        if self.make is not None:
+            make_ready([self])
+        return self.run(*inputs)
+
+    @property
+    def is_ready(self) -> bool:
+        """True if what runs now runs for good."""
+        return self.make is None
+
+    def make_ready(self) -> None:
+        """Compile it, within `compiling`. If that fails, warn and stay eager."""
+        if self.make is not None:
+            try:
+                self.run = self.make()
+            except BackendError as error:
+                warnings.warn(f"{self.warning}: {error}", stacklevel=4)
+            self.make = None
+
+
+def make_ready(forwards: Iterable[Forward[Any]]) -> None:
+    """Compile the forwards that are not ready. A message says how long all of them take."""
+    pending = [forward for forward in forwards if not forward.is_ready]
+    seconds = [forward.expected_s() for forward in pending]
+    if pending and not is_compiled_elsewhere(seconds):
+        with compiling(seconds):
+            for forward in pending:
+                forward.make_ready()
+
+
+@contextmanager
+def compiling(seconds: Sequence[int]) -> Iterator[None]:
+    """Announce modules by the seconds that each takes, and leave inference mode, in which nothing is traced."""
+    note_preparation()
+    needed = [duration for duration in seconds if duration]
+    what, total = "1 module" if len(needed) == 1 else f"{len(needed)} modules", sum(needed)
+    if needed:
+        notify(f"compiling {what} for this machine, about {total} s in all; kept for later starts")
+    with (
+        waiting(f"compiling {what}", total) if needed else nullcontext(),
+        torch.inference_mode(mode=False),
+    ):
+        yield
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramSpec:
-    """Shapes and types of a program's inputs.
+class ForwardSpec:
+    """Shapes and types of the inputs of a network's forward.
 
     Attributes:
         kinds: Kinds of attention layers, in the order of the masks; each kind has a mask.
@@ -36,7 +118,6 @@ class ProgramSpec:
         mask_dtype: `torch.bool`, or the float type of an additive mask.
         cache_shapes: `(heads, head_dim)` of keys and values, layer by layer, keys first.
         dtype: Type of keys, values and logits.
-        layers: Hidden states that come with the logits, numbered as `FeatureModel` numbers them.
     """
 
     kinds: tuple[str, ...]
@@ -44,7 +125,6 @@ class ProgramSpec:
     mask_dtype: torch.dtype
     cache_shapes: tuple[tuple[int, int], ...]
     dtype: torch.dtype
-    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,63 +133,68 @@ class ForwardOutput:
 
     Attributes:
         logits: `[batch, nodes, vocab]`.
-        states: Hidden states of the program's layers, `[batch, nodes, hidden]` each.
+        states: Hidden states of the forward's layers, `[batch, nodes, hidden]` each.
     """
 
     logits: Tensor
     states: tuple[Tensor, ...] = ()
 
 
-class ForwardProgram(ABC):
-    """Reads a few nodes of every row instead of the network.
+class NetworkForward(ABC):
+    """The forward of a network over the nodes of trees.
 
     Attributes:
-        name: Name of the program, for tables of results.
-        spec: Shapes and types of its inputs.
-        max_nodes: Nodes a row that it reads; larger blocks are the network's.
+        name: Name of the backend, for tables of results.
         widths: Numbers of nodes a row, ascending, if it takes no others. Narrower blocks are padded
             to the next width, and `prepare` is called before decoding.
-        reads_prompts: True if it reads prompts without a first forward of the network, which lays
-            out the cache.
+        prompt_tokens: Tokens of all rows of a prompt that cost less than their launches; 0 if there
+            is no such limit.
         copied_bytes: Memory of weights that it holds beside those of the network.
-        prompt_tokens: Tokens of all rows that `read_prompt` reads; more are the network's.
         reads_chains: True if it has `read_chain`.
-        record: Runs other functions beside the network, if the backend records them.
+        record: Captures other functions beside the network, if the backend does that.
     """
 
     name: ClassVar[str]
     widths: ClassVar[tuple[int, ...]] = ()
-    reads_prompts: ClassVar[bool] = False
     reads_chains: ClassVar[bool] = False
 
-    spec: ProgramSpec
-    max_nodes: int = 64
     prompt_tokens: int = 0
     copied_bytes: int = 0
+    max_nodes: int = 64
     record: Recorder | None = None
 
     @property
+    @abstractmethod
     def layers(self) -> tuple[int, ...]:
-        """Hidden states that come with the logits."""
-        return self.spec.layers
-
-    def follow(self, network: PreTrainedModel) -> bool:
-        """Take the weights that the network has now; return whether this can be done."""
-        return False
+        """Hidden states that come with the logits, numbered as `FeatureModel` numbers them."""
 
     @abstractmethod
     def __call__(
-        self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
+        self,
+        token_ids: Tensor,
+        positions: Tensor | None,
+        masks: Mapping[str, Any],
+        cache: Cache,
+        *,
+        keep_logits: bool = True,
     ) -> ForwardOutput:
         """Read nodes; write keys and values to the columns that the cache has placed.
 
         Args:
             token_ids: Tokens, `[batch, nodes]`.
-            positions: Their positions.
+            positions: Their positions; `None` for the order of the tokens.
             masks: For every kind of attention layer which columns a node sees, `[batch, 1, nodes,
-                seq]`.
+                seq]`; empty if a node sees all columns before it.
             cache: The cache, placed.
+            keep_logits: Whether logits of all nodes are needed; else those of any node will do.
         """
+
+    def follow(self, network: PreTrainedModel) -> bool:
+        """Take the weights that the network has now; return whether this can be done."""
+        return False
+
+    def lay_out(self, cache: TreeCache) -> None:  # noqa: B027
+        """Lay out the cache, so that the first prompt needs no forward of the network; by default, do nothing."""
 
     def prepare(  # noqa: B027
         self, num_rows: int, num_nodes: int, cache: TreeCache, *, drafts: bool = False
@@ -140,12 +225,6 @@ class ForwardProgram(ABC):
         """
         return None
 
-    def read_prompt(
-        self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
-    ) -> ForwardOutput | None:
-        """Read tokens of prompts. Return logits of any node; `None` leaves them to the network."""
-        return None
-
     def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> ForwardOutput:
         """Read a chain of a single row, whose nodes see all columns before them, and themselves.
 
@@ -157,82 +236,142 @@ class ForwardProgram(ABC):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class Pending(Generic[Made]):
-    """A program of a network or of a module, made when it is needed or with other programs.
+class EagerForward(NetworkForward):
+    """The network as `transformers` runs it.
 
     Args:
-        make: Compiles the program, or loads the stored program; raises `BackendError` if it can do
-            neither here.
-        expected_s: Seconds that it takes; 0 if the program is stored, now or by another process.
+        network: The network; another one may be put in its place.
+        layers: Hidden states that come with the logits.
     """
 
-    make: Callable[[], Made]
-    expected_s: Callable[[], int]
+    name = "eager"
+
+    def __init__(self, network: PreTrainedModel, layers: tuple[int, ...] = ()) -> None:
+        self.network, self._layers = network, layers
+        self._cache_keyword, self._chooses_logits = cache_keyword(network), chooses_logits(network)
+        self._num_layers = int(network.config.get_text_config().num_hidden_layers)
+        self._shows_last = layers == (self._num_layers,)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self._layers
+
+    def __call__(
+        self,
+        token_ids: Tensor,
+        positions: Tensor | None,
+        masks: Mapping[str, Any],
+        cache: Cache,
+        *,
+        keep_logits: bool = True,
+    ) -> ForwardOutput:
+        inputs: dict[str, Any] = {
+            "input_ids": token_ids,
+            self._cache_keyword: cache,
+            "use_cache": True,
+        }
+        if positions is not None:
+            inputs["position_ids"] = positions
+        if masks:
+            inputs["attention_mask"] = masks if len(masks) > 1 else next(iter(masks.values()))
+        if self._chooses_logits and not keep_logits:
+            inputs["logits_to_keep"] = 1
+        if self._layers:
+            return self._with_states(inputs)
+        return ForwardOutput(logits=self.network(**inputs).logits)
+
+    def follow(self, network: PreTrainedModel) -> bool:
+        self.network = network
+        return True
+
+    def _with_states(self, inputs: Mapping[str, Any]) -> ForwardOutput:
+        """Run the network and return the hidden states too.
+
+        For all states, `transformers` hooks every layer; in small networks that takes longer than a
+        layer. The last state alone needs only a hook on the decoder.
+        """
+        if self._shows_last:
+            seen: list[Tensor] = []
+            decoder: torch.nn.Module = self.network.get_decoder()
+            hook = decoder.register_forward_hook(
+                lambda _module, _inputs, output: seen.append(output[0])
+            )
+            try:
+                logits = self.network(**inputs).logits
+            finally:
+                hook.remove()
+            if seen:
+                return ForwardOutput(logits=logits, states=tuple(seen))
+            self._shows_last = (
+                False  # it calls its layers itself; the same columns are written again
+            )
+        output = self.network(**inputs, output_hidden_states=True)
+        states = output.hidden_states
+        if len(states) <= self._num_layers:  # layers that read only images show none
+            raise UnsupportedModelError(
+                f"{type(self.network).__name__} gives {len(states)} hidden states for "
+                f"{self._num_layers} layers, so they cannot be told apart; use another drafter "
+                "than a head"
+            )
+        kept = tuple(states[layer] for layer in self._layers)
+        return ForwardOutput(logits=output.logits, states=kept)
 
 
-class Program(Generic[Made]):
-    """A program, and what runs in its place until it is made, or for good if it cannot be made.
+class FastForward(NetworkForward):
+    """A forward that a backend has made of a network; the network reads what it does not.
 
     Args:
-        eager: What runs without the program.
-        pending: Makes the program; `None` if there is none, or if `eager` is the program.
-        warning: Start of the warning if the program cannot be made; the reason follows.
+        eager: The network.
+        spec: Shapes and types of its inputs.
 
     Attributes:
-        run: What runs now.
-        pending: What is still to be made, if anything.
+        max_nodes: Nodes a row that it reads; larger blocks are the network's.
+        prompt_tokens: Tokens of all rows that `read_prompt` reads; more are the network's.
     """
 
-    def __init__(self, eager: Made, pending: Pending[Any] | None = None, warning: str = "") -> None:
-        self.run, self.pending, self._warning = eager, pending, warning
+    def __init__(self, eager: EagerForward, spec: ForwardSpec) -> None:
+        self.eager, self.spec = eager, spec
+        self._vocab_size = int(eager.network.config.get_text_config().vocab_size)
 
-    def __call__(self, *inputs: Any) -> Any:
-        """Run the program, which is made now unless another process compiles it."""
-        make_programs([self])
-        run: Any = self.run
-        return run(*inputs)
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self.eager.layers
 
-    def make(self) -> None:
-        """Make the program, within `compiling`."""
-        if self.pending is not None:
-            try:
-                self.run = self.pending.make()
-            except BackendError as error:
-                warnings.warn(f"{self._warning}: {error}", stacklevel=4)
-            self.pending = None
+    def __call__(
+        self,
+        token_ids: Tensor,
+        positions: Any,
+        masks: Mapping[str, Any],
+        cache: Any,
+        *,
+        keep_logits: bool = True,
+    ) -> ForwardOutput:
+        if cache.is_settled:
+            places, size = (token_ids, positions, tuple(masks.values())), token_ids.numel()
+            if not keep_logits and size <= self.prompt_tokens:
+                output = self.read_prompt(*places, cache)
+                if output is not None:
+                    return output
+            is_cheap = size * self._vocab_size <= _UNWANTED and not self.widths
+            if token_ids.shape[1] <= self.max_nodes and (keep_logits or is_cheap):
+                return self.read(*places, cache)
+        return self.eager(token_ids, positions, masks, cache, keep_logits=keep_logits)
 
+    @abstractmethod
+    def read(
+        self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
+    ) -> ForwardOutput:
+        """Read up to `max_nodes` nodes of every row; the arguments are those of a call."""
 
-def make_programs(programs: Iterable[Program[Any]]) -> None:
-    """Make the programs that are pending. A message says how long all of them take.
-
-    Whatever cannot be made runs eagerly, with a warning.
-    """
-    waiting = [program for program in programs if program.pending is not None]
-    seconds = [program.pending.expected_s() for program in waiting if program.pending is not None]
-    if waiting and not is_compiled_elsewhere(seconds):
-        with compiling(seconds):
-            for program in waiting:
-                program.make()
-
-
-@contextmanager
-def compiling(seconds: Sequence[int]) -> Iterator[None]:
-    """Announce programs by the seconds that each takes, and leave inference mode, in which nothing is traced."""
-    note_preparation()
-    needed = [duration for duration in seconds if duration]
-    what, total = "1 program" if len(needed) == 1 else f"{len(needed)} programs", sum(needed)
-    if needed:
-        notify(f"compiling {what} for this machine, about {total} s in all; kept for later starts")
-    with (
-        waiting(f"compiling {what}", total) if needed else nullcontext(),
-        torch.inference_mode(mode=False),
-    ):
-        yield
+    def read_prompt(
+        self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
+    ) -> ForwardOutput | None:
+        """Read tokens of prompts. Return logits of any node; `None` leaves them to the network."""
+        return None
 
 
-ProgramMaker = Callable[[tuple[int, ...]], ForwardProgram | Pending[ForwardProgram]]
-"""Makes the program that gives these hidden states; raises `BackendError` if there is none."""
+ForwardMaker = Callable[[EagerForward], Forward[NetworkForward]]
+"""Makes the forward of a backend for a network; raises `BackendError` if there is none."""
 
 
 @runtime_checkable
@@ -323,15 +462,6 @@ def _stride(tensor: Tensor) -> int:
 
 
 @runtime_checkable
-class FollowingProgram(Protocol):
-    """A program of a module that copied its weights."""
-
-    def follow(self) -> None:
-        """Take the weights that the module has now."""
-        ...
-
-
-@runtime_checkable
 class CopyingModel(Protocol):
     """A model that may run copies of its network's weights."""
 
@@ -351,8 +481,8 @@ def backend_of(model: SequenceModel) -> str:
 
     Such weights are part of it, since they change the distribution that is decoded.
     """
-    program: ForwardProgram | None = getattr(model, "program", None)
-    name = "eager" if program is None else program.name
+    forward: NetworkForward | None = getattr(model, "forward", None)
+    name = "eager" if forward is None else forward.name
     # A network that cannot be compiled runs eagerly and stays rounded.
     rounded = rounded_weights_of(model)
     return name if rounded is None else f"{name}, {rounded} weights"

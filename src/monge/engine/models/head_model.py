@@ -1,4 +1,4 @@
-"""A head that attends to what it has read: its cache, its masks and its programs, beside a target."""
+"""A head that attends to what it has read: its cache, its masks and its forwards, beside a target."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,9 +13,9 @@ from monge.core.levels import (
     RootDraws,
     draw_levels,
 )
-from monge.core.model import CachedStep, Forward, NodeBlock
+from monge.core.model import CachedStep, ModuleForward, NodeBlock
 from monge.engine.models.masks import MaskFormat, chain_visibility, level_blocks, run_of
-from monge.engine.models.tree_cache import RECORDED_ROOM, TreeCache
+from monge.engine.models.tree_cache import CAPTURED_ROOM, TreeCache
 
 StepInputs = tuple[
     Tensor, Tensor, tuple[Tensor, Tensor, Tensor], Sequence[Tensor], Sequence[Tensor]
@@ -41,8 +41,8 @@ class CachedHead:
 
     def __init__(
         self,
-        read: Forward,
-        extend: Forward,
+        read: ModuleForward,
+        extend: ModuleForward,
         step: CachedStep,
         like: Tensor,
         draw: DrawChains | None = None,
@@ -52,7 +52,7 @@ class CachedHead:
         windows = {str(window): window for window in step.windows}
         self._form = MaskFormat(windows, "sdpa", like.dtype, like.device)
         # A device captures graphs for the memory of the cache.
-        room = {} if like.is_cpu else RECORDED_ROOM
+        room = {} if like.is_cpu else CAPTURED_ROOM
         self._cache = TreeCache(len(step.cache_shapes) // 2, like.device, **room)
         self._cache.lay_out(step.cache_shapes, like.dtype)
 
@@ -115,7 +115,7 @@ class CachedHead:
 
     def _run(
         self,
-        run: Forward,
+        run: ModuleForward,
         blocks: Mapping[int, NodeBlock],
         states: Tensor,
         *,

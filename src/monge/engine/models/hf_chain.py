@@ -18,10 +18,10 @@ from monge.engine.clock import now
 from monge.engine.models.hf_model import HfModel
 from monge.engine.models.network_facts import (
     forward_parameters,
-    no_rollback_reason,
-    no_tree_reason,
     num_weights,
     own_cache,
+    why_no_rollback,
+    why_no_tree,
 )
 
 _PREFILL: Final = 1024
@@ -107,9 +107,9 @@ class HfChainModel(HfModel):
         super().__init__(model)
         self._takes_position_ids = "position_ids" in forward_parameters(model)
         self._rows: dict[int, _ChainRow] = {}
-        self.no_tree_reason = no_tree_reason(model)
-        self.no_draft_reason: str | None = None
-        self._crops = no_rollback_reason(model) is None
+        self.why_no_tree = why_no_tree(model)
+        self.why_no_draft: str | None = None
+        self._crops = why_no_rollback(model) is None
         try:
             self._trial_logits(3, (1,))
         except Exception as error:
@@ -117,7 +117,7 @@ class HfChainModel(HfModel):
             raise UnsupportedModelError(
                 f"{name} cannot read a token behind its cache: {_in_words(error)}"
             ) from error
-        self.no_draft_reason = self._no_chain_reason()
+        self.why_no_draft = self._why_no_chain()
 
     def __repr__(self) -> str:
         size = num_weights(self.network) / 1e6
@@ -142,7 +142,7 @@ class HfChainModel(HfModel):
         for sequence, tokens in pieces.items():
             # Some recurrent layers start from nothing whenever they read several tokens: they read
             # the prompt whole.
-            size = _PREFILL if self.no_draft_reason is None else max(len(tokens), 1)
+            size = _PREFILL if self.why_no_draft is None else max(len(tokens), 1)
             for start in range(0, len(tokens), size):
                 part = tokens[start : start + size]
                 self._read(self._rows[sequence], part, keep_logits=False)
@@ -154,7 +154,7 @@ class HfChainModel(HfModel):
             row = self._rows[sequence]
             if not block.continues(len(row.drafted)):
                 raise MongeError(
-                    f"this target reads chains only ({self.no_tree_reason}); got a tree: use "
+                    f"this target reads chains only ({self.why_no_tree}); got a tree: use "
                     "tree='chain'"
                 )
             logits[sequence] = self._read(row, block.token_ids, keep_logits=True)
@@ -165,10 +165,8 @@ class HfChainModel(HfModel):
         for sequence, path in paths.items():
             row = self._rows[sequence]
             accepted, dropped = row.drafted[: len(path)], len(row.drafted) - len(path)
-            if dropped and self.no_draft_reason is not None:
-                raise MongeError(
-                    f"{dropped} read tokens cannot be taken back: {self.no_draft_reason}"
-                )
+            if dropped and self.why_no_draft is not None:
+                raise MongeError(f"{dropped} read tokens cannot be taken back: {self.why_no_draft}")
             if self._crops:
                 if dropped:
                     row.cache.crop(-dropped)
@@ -199,7 +197,7 @@ class HfChainModel(HfModel):
             self._append(dict([text]))
         yield
 
-    def _no_chain_reason(self) -> str | None:
+    def _why_no_chain(self) -> str | None:
         """Return why several tokens cannot be read at once after the cache, or `None`."""
         name, block = type(self.network).__name__, (_TRIAL_BLOCK,)
         length = 3 if self._crops else _TRIAL_PROMPT
@@ -242,7 +240,7 @@ class HfChainModel(HfModel):
     def _read(self, row: _ChainRow, token_ids: Sequence[int], *, keep_logits: bool) -> Tensor:
         """Read tokens after the drafted tokens; before the first draft, also the unread tokens."""
         waiting: tuple[int, ...] = () if row.drafted else row.unread
-        if self.no_draft_reason is None and not self._crops and not row.drafted:
+        if self.why_no_draft is None and not self._crops and not row.drafted:
             row.snapshot = CacheSnapshot(row.cache)
         first = row.length + len(row.drafted) - len(waiting)
         logits = self._forward(row.cache, first, (*waiting, *token_ids), keep_logits=keep_logits)
@@ -253,19 +251,13 @@ class HfChainModel(HfModel):
         self, cache: DynamicCache, first: int, token_ids: Sequence[int], *, keep_logits: bool
     ) -> Tensor:
         """Return logits of tokens from position `first` on, which the cache then holds."""
-        inputs: dict[str, Any] = {
-            "input_ids": torch.tensor([list(token_ids)]).to(self._device, non_blocking=True),
-            self._cache_keyword: cache,
-            "use_cache": True,
-        }
+        device, positions = self._device, None
+        ids = torch.tensor([list(token_ids)]).to(device, non_blocking=True)
         if self._takes_position_ids:
-            end = first + len(token_ids)
-            inputs["position_ids"] = torch.arange(first, end, device=self._device)[None]
-        if self._chooses_logits and not keep_logits:
-            inputs["logits_to_keep"] = 1
+            positions = torch.arange(first, first + len(token_ids), device=device)[None]
         start = now()
         with torch.inference_mode():
-            logits = self.network(**inputs).logits
+            logits = self._eager(ids, positions, {}, cache, keep_logits=keep_logits).logits
         self._forward_s += now() - start
         return logits[0]
 

@@ -14,13 +14,8 @@ from transformers import PreTrainedModel
 from monge.core.errors import MongeError
 from monge.core.model import NodeBlock
 from monge.engine.models.changing_rope import changing_rope
-from monge.engine.models.forward_program import SourceWeights
-from monge.engine.models.network_facts import (
-    cache_keyword,
-    check_causal,
-    chooses_logits,
-    context_length,
-)
+from monge.engine.models.forward_program import EagerForward, SourceWeights
+from monge.engine.models.network_facts import check_causal, context_length
 
 _ENDING: Final = 2
 """Tokens before a limit of the rotary embedding that no draft reaches, only parts of prompts."""
@@ -55,7 +50,7 @@ class HfModel(ABC):
         self._long = set[int]()
         self._texts, self._blocks = dict[int, list[int]](), dict[int, list[NodeBlock]]()
         self._device = model.device
-        self._cache_keyword, self._chooses_logits = cache_keyword(model), chooses_logits(model)
+        self._eager = EagerForward(model)
         self._forward_s = 0.0
 
     def update_weights(self) -> None:
@@ -64,6 +59,7 @@ class HfModel(ABC):
             raise MongeError(f"weights are updated between texts; open now: {self.num_open}")
         if self.source is not None:
             self.network = self.source.renew()
+            self._eager.follow(self.network)
 
     @property
     @abstractmethod

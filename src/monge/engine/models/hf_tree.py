@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -12,19 +12,17 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
 from monge.core.levels import DrawnTrees, RootDraws, draw_levels
-from monge.core.model import CachedStep, Forward, NodeBlock
+from monge.core.model import CachedStep, ModuleForward, NodeBlock
 from monge.core.sampling_rules import Recorder
 from monge.engine.clock import now
 from monge.engine.models.forward_program import (
-    FollowingProgram,
-    ForwardOutput,
-    ForwardProgram,
-    Pending,
-    Program,
-    ProgramMaker,
-    ProgramSpec,
+    EagerForward,
+    Forward,
+    ForwardMaker,
+    ForwardSpec,
+    NetworkForward,
     backend_of,
-    make_programs,
+    make_ready,
 )
 from monge.engine.models.head_model import CachedHead
 from monge.engine.models.hf_model import HfModel
@@ -33,31 +31,29 @@ from monge.engine.models.masks import MaskFormat, level_blocks
 from monge.engine.models.network_facts import (
     OutputLayer,
     layer_windows,
-    no_tree_reason,
     num_weights,
+    why_no_tree,
 )
 from monge.engine.models.network_state import NetworkVersion
-from monge.engine.models.tree_cache import RECORDED_ROOM, CacheRow, TreeCache, power_of_two
+from monge.engine.models.tree_cache import CAPTURED_ROOM, CacheRow, TreeCache, power_of_two
 from monge.engine.prefix_cache import KeyValues, PrefixCache
 
 _PREFILL: Final = 1024
 """Tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt."""
-_UNWANTED: Final = 1 << 20
-"""Most logits that a program may compute without need, for a short prompt and a small vocabulary."""
 _FORWARD: Final = 32
 """Tokens whose reading takes as long as the fixed cost of a forward."""
 _RECORDED: Final = 256
 _LAUNCHED: Final = 1024
 """The same on a GPU: a CUDA graph waits for weights, another forward for launches of layers."""
-_ROWS: Final = 64
-"""Rows that the program of a module reads: with more, arithmetic counts, and the module does as well."""
 
-_PART: Final = "part of a head runs eagerly"
-"""Start of the warning if a module has no program; the reason follows."""
+_EAGER: Final = "backend 'compiled' is not used, the network runs eagerly"
+_EAGER_STATES: Final = "hidden states are watched, so every step of the target runs eagerly"
+"""Starts of warnings; the reason follows."""
 
-ModuleMaker = Callable[[torch.nn.Module, Sequence[Tensor]], Forward | Pending[Forward]]
-"""Makes a program of a module for inputs of these widths and types, or of a `CachedStep` for numbers of this type, or says how
-to; raises `BackendError`."""
+Made = TypeVar("Made", bound=Callable[..., Any])
+ModuleMaker = Callable[[torch.nn.Module, Sequence[Tensor]], Forward[ModuleForward]]
+"""Makes the forward of a module for inputs of these widths and types, or of a `CachedStep` for numbers of this type; raises
+`BackendError`."""
 
 
 class HfTreeModel(HfModel):
@@ -69,45 +65,42 @@ class HfTreeModel(HfModel):
 
     Args:
         model: A causal language model in evaluation mode that takes 4-D masks and position ids.
-        program: Reads small blocks of nodes and short prompts instead of the network. A pending
-            program is made when it is needed.
-        program_maker: Makes the program that gives watched hidden states as well.
-        module_maker: Makes programs of the output layer and of a head's modules; `None` runs them.
+        make_forward: Makes the forward of the network, and others when hidden states are watched;
+            `None` for the network itself.
+        make_module: Makes forwards of the output layer and of a head's modules; `None` runs them.
         module_packer: Stores the matrices of a head's modules in a faster form; `None` leaves them.
 
     Raises:
         UnsupportedModelError: If the network cannot read trees; the message says why.
     """
 
-    no_draft_reason: str | None = None
-    no_tree_reason: str | None = None
+    why_no_draft: str | None = None
+    why_no_tree: str | None = None
 
     def __init__(
         self,
         model: PreTrainedModel,
-        program: ForwardProgram | Pending[ForwardProgram] | None = None,
-        program_maker: ProgramMaker | None = None,
-        module_maker: ModuleMaker | None = None,
+        make_forward: ForwardMaker | None = None,
+        make_module: ModuleMaker | None = None,
         module_packer: Callable[[torch.nn.Module], None] | None = None,
     ) -> None:
         super().__init__(model)
-        reason = no_tree_reason(model)
+        self._make_forward = Forward[NetworkForward] if make_forward is None else make_forward
+        self._use(self._make_forward(self._eager), _EAGER)
+        reason = why_no_tree(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        self._program_maker = program_maker
-        self._module_maker, self._module_packer = module_maker, module_packer
-        self._output: Forward | None = None
-        self._module_programs = list[Program[Forward]]()
+        self._make_module, self._module_packer = make_module, module_packer
+        self._output: ModuleForward | None = None
+        self._modules = list[Forward[ModuleForward]]()
         config = model.config.get_text_config()
         attention, windows = str(config._attn_implementation), layer_windows(config)
         self._form = MaskFormat(windows, attention, self.dtype, self._device)
-        room: dict[str, Any] = {}
-        if isinstance(program, ForwardProgram) and program.widths:
-            room = {**RECORDED_ROOM, "spare": program.widths[-1]}
+        widths = self._forward.run.widths
+        room: dict[str, Any] = {**CAPTURED_ROOM, "spare": widths[-1]} if widths else {}
         self._cache = TreeCache(config.num_hidden_layers, model.device, **room)
         self.hidden_size = int(config.hidden_size)
         self._states = HiddenStates(self.num_layers)
-        self._use(program)
         self._prefixes: PrefixCache | None = None
         self._version, self._opened = NetworkVersion(), dict[int, int]()
 
@@ -123,43 +116,35 @@ class HfTreeModel(HfModel):
         return self._cache.num_bytes
 
     @property
-    def program(self) -> ForwardProgram | None:
-        """The program that reads small blocks in the network's place; makes it if it is pending."""
-        make_programs(self.programs)
-        return self._program.run
+    def forward(self) -> NetworkForward:
+        """What reads blocks of nodes; compiled now if that is pending."""
+        make_ready(self.forwards)
+        return self._forward.run
 
     @property
-    def programs(self) -> tuple[Program[Any], ...]:
-        """Programs of modules beside the network, and of the network."""
-        return *self._module_programs, self._program
+    def forwards(self) -> tuple[Forward[Any], ...]:
+        """The forwards of modules beside the network, and of the network."""
+        return *self._modules, self._forward
 
     @property
     def record(self) -> Recorder | None:
-        """Runs functions of the logits, if the backend records them."""
-        program = self._program.run
-        return None if program is None else program.record
+        """Runs functions of the logits, if the backend captures them."""
+        return self._forward.run.record
 
     def prepare(self, num_rows: int, num_nodes: int, *, drafts: bool = False) -> None:
         """See `PreparedModel`."""
-        program, cache = self._program.run, self._cache
-        if program is None or not program.widths or cache.num_open:
-            return
-        if not cache.is_settled:
-            cache.lay_out(program.spec.cache_shapes, self.dtype)
-        if cache.is_settled:
-            program.prepare(num_rows, num_nodes, cache, drafts=drafts)
+        if not self._cache.num_open:
+            self._forward.run.prepare(num_rows, num_nodes, self._cache, drafts=drafts)
 
     def update_weights(self) -> None:
         super().update_weights()
         if self._prefixes is not None:
             self._prefixes.clear()
-        run, maker = self._program.run, self._program_maker
-        is_stale = self._program.pending is not None or run is not None
-        if is_stale and not (run is not None and run.follow(self.network)) and maker is not None:
-            self._use(maker(self._states.layers))
-        for program in self._module_programs:
-            if isinstance(program.run, FollowingProgram):
-                program.run.follow()
+        if not (self._forward.is_ready and self._forward.run.follow(self.network)):
+            self._use(self._make_forward(self._eager), self._forward.warning)
+        for module in self._modules:
+            if follow := getattr(module.run, "follow", None):
+                follow()
 
     @property
     def num_open(self) -> int:
@@ -168,9 +153,7 @@ class HfTreeModel(HfModel):
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         if self.source is not None:
             self.source.check()
-        program, cache = self.program, self._cache
-        if program is not None and program.reads_prompts and not cache.is_settled:
-            cache.lay_out(program.spec.cache_shapes, self.dtype)
+        self.forward.lay_out(self._cache)
         if self._prefixes is not None:
             self._opened |= dict.fromkeys(prefixes, self.weights_version)
         for sequence in prefixes:
@@ -227,8 +210,8 @@ class HfTreeModel(HfModel):
                 if len(tokens) > start
             }
             sizes = {sequence: len(part) for sequence, part in parts.items()}
-            program = self._program.run
-            recorded = program.prompt_tokens if program and program.widths else 0
+            forward = self._forward.run
+            recorded = forward.prompt_tokens if forward.widths else 0
             for group in group_by_length(sizes, recorded):
                 self._read(
                     {sequence: NodeBlock.chain(parts[sequence]) for sequence in group},
@@ -237,13 +220,13 @@ class HfTreeModel(HfModel):
                 self.commit({sequence: range(len(parts[sequence])) for sequence in group})
 
     def _extend(self, blocks: Mapping[int, NodeBlock]) -> dict[int, Tensor]:
-        cache, program = self._cache, self._program.run
-        if len(blocks) == 1 and program and program.reads_chains and cache.is_settled:
+        cache, forward = self._cache, self._forward.run
+        if len(blocks) == 1 and forward.reads_chains and cache.is_settled:
             ((sequence, block),) = blocks.items()
-            row, is_small = cache.row(sequence), len(block.parents) <= program.max_nodes
+            row, is_small = cache.row(sequence), len(block.parents) <= forward.max_nodes
             is_chain = row.nodes.is_chain and not any(self._form.windows.values())
             if is_small and is_chain and block.continues(len(row.nodes)):
-                return {sequence: self._read_chain(row, block, program)}
+                return {sequence: self._read_chain(row, block, forward)}
         logits = self._read(blocks, keep_logits=True)
         first = cache.rows.start
         return {
@@ -253,7 +236,7 @@ class HfTreeModel(HfModel):
 
     def draw_trees(self, draws: RootDraws) -> DrawnTrees:
         """See `LevelModel`."""
-        cache, program = self._cache, self._program.run
+        cache = self._cache
         where, shape = cache.together(draws.logits), draws.shape
         rows = cache.rows_in(where)
         requests, blocks = [row.sequence for row in rows], level_blocks(shape)
@@ -264,9 +247,8 @@ class HfTreeModel(HfModel):
 
         with torch.inference_mode():
             given = draws.rows(requests)
-            lengths, drawn = [row.length for row in rows], None
-            if program is not None:
-                drawn = program.draw_levels(given, where, lengths, cache)
+            lengths = [row.length for row in rows]
+            drawn = self._forward.run.draw_levels(given, where, lengths, cache)
             if drawn is None:
                 drawn = draw_levels(given, read)
             else:
@@ -294,9 +276,8 @@ class HfTreeModel(HfModel):
     def close(self, sequence: int) -> None:
         self._cache.close(sequence)
         self._opened.pop(sequence, None)
-        # Programs of fixed widths may be recorded for this memory.
-        program = self._program.run
-        if not self._cache.num_open and not (program and program.widths):
+        # Graphs are captured for this memory.
+        if not self._cache.num_open and not self._forward.run.widths:
             self._cache.give_back()
         self._states.close(sequence)
         super().close(sequence)
@@ -308,13 +289,16 @@ class HfTreeModel(HfModel):
                 f"{self._cache.num_open} are"
             )
         log = self._states.watch(layers, only_last=only_last)
-        self._use(self._watching_program(self._states.layers))
+        if self._states.layers != self._eager.layers:
+            self._eager = EagerForward(self.network, self._states.layers)
+            forward = self._made(self._make_forward, _EAGER_STATES, self._eager)
+            self._use(forward or Forward(self._eager), _EAGER_STATES)
         return log
 
     def unembed(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
         with torch.inference_mode():
             if self._output is None:
-                self._output = self.module_program(OutputLayer(self.network), (states[:1],))
+                self._output = self.module_forward(OutputLayer(self.network), (states[:1],))
             return self._output(states)[0]
 
     def embed(
@@ -325,26 +309,26 @@ class HfTreeModel(HfModel):
         with torch.inference_mode():
             return self.network.get_input_embeddings()(token_ids)
 
-    def module_program(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
+    def module_forward(self, module: torch.nn.Module, like: Sequence[Tensor]) -> ModuleForward:
         """See `FeatureModel`."""
-        program = self._made(module, like)
-        if program is None:
+        if self._make_module is None:
             return module
-        return lambda *inputs: (program if len(inputs[0]) <= _ROWS else module)(*inputs)
+        forward = self._made(self._make_module, Forward.warning, module, like)
+        if forward is None:
+            return module
+        self._modules.append(forward)
+        return forward
 
     def head_model(self, read: CachedStep, step: CachedStep) -> CachedHead:
         """See `FeatureModel`."""
-        like, draw = self.embed((0,)), None
+        like = self.embed((0,))
         for module in (read, step):
             if module.embedding is None:
                 module.embedding = self.network.get_input_embeddings()
-        reads: Forward = read
-        steps: Forward = step
-        if step.has_program:
-            first, second = (self._made(module, (like,)) for module in (read, step))
-            reads = read if first is None else _for_few(first, read)
-            steps = step if second is None else _for_few(second, step)
-            draw = getattr(second, "draw_levels", None)
+        if not step.is_traceable:
+            return CachedHead(read, step, step, like)
+        reads, steps = (self.module_forward(module, (like,)) for module in (read, step))
+        draw = getattr(steps.run, "draw_levels", None) if isinstance(steps, Forward) else None
         return CachedHead(reads, steps, step, like, draw)
 
     def pack_module(self, module: torch.nn.Module) -> None:
@@ -352,10 +336,10 @@ class HfTreeModel(HfModel):
         if self._module_packer is not None:
             self._module_packer(module)
 
-    def program_spec(self) -> ProgramSpec:
-        """Return the inputs of a program for this network; known once a sequence was opened."""
+    def forward_spec(self) -> ForwardSpec:
+        """Return the inputs of a forward of this network; known once a sequence was opened."""
         kept = self._cache.kept()
-        return ProgramSpec(
+        return ForwardSpec(
             kinds=tuple(self._form.windows),
             windows=tuple(self._form.windows.values()),
             mask_dtype=self._form.mask_dtype,
@@ -369,7 +353,7 @@ class HfTreeModel(HfModel):
 
     @contextmanager
     def _plainly(self, text: tuple[int, Sequence[int]] | None) -> Iterator[None]:
-        program, self._program = self._program, Program(None)
+        forward, self._forward = self._forward, Forward[NetworkForward](self._eager)
         try:
             if text is not None:
                 # What a head needs of these tokens, it has.
@@ -381,22 +365,19 @@ class HfTreeModel(HfModel):
                     self._states = states
             yield
         finally:
-            self._program = program
+            self._forward = forward
 
-    def _made(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward | None:
-        """The program of a module, or `None` if there is none, with a warning if it failed."""
-        if self._module_maker is None:
-            return None
+    def _made(self, make: Callable[..., Made], warning: str, *given: Any) -> Made | None:
+        """What a backend makes, or `None` with a warning."""
         try:
-            program = self._module_maker(module, like)
+            return make(*given)
         except BackendError as error:
-            warnings.warn(f"{_PART}: {error}", stacklevel=4)
+            warnings.warn(f"{warning}: {error}", stacklevel=4)
             return None
-        if not isinstance(program, Pending):
-            return program
-        late = Program[Forward](module, program, _PART)
-        self._module_programs.append(late)
-        return late
+
+    def _use(self, forward: Forward[NetworkForward], warning: str) -> None:
+        """Read by this forward from now on."""
+        self._forward, forward.warning = forward, warning
 
     def _read(
         self,
@@ -406,15 +387,15 @@ class HfTreeModel(HfModel):
         token_ids: Int64[Tensor, "batch nodes"] | None = None,
     ) -> Tensor:
         """Read blocks; their tokens are those on the device, row by row, where they are given."""
-        program = self._program.run if keep_logits and self._cache.is_settled else None
-        cache, widths = self._cache, () if program is None else program.widths
+        cache, forward = self._cache, self._forward.run
+        widths = forward.widths if keep_logits and cache.is_settled else ()
         ids, positions, masks = cache.add(blocks, self._form, widths)
         if token_ids is not None:
             ids[:, : token_ids.shape[1]] = token_ids
         start = now()
         with torch.inference_mode():
             try:
-                output = self._forward(ids, positions, masks, keep_logits=keep_logits)
+                output = forward(ids, positions, masks, cache, keep_logits=keep_logits)
             except (TypeError, ValueError, AttributeError) as error:
                 if cache.is_settled or isinstance(error, MongeError):
                     raise
@@ -433,84 +414,25 @@ class HfTreeModel(HfModel):
         cache.settle()
         return output.logits
 
-    def _read_chain(self, row: CacheRow, block: NodeBlock, program: ForwardProgram) -> Tensor:
+    def _read_chain(self, row: CacheRow, block: NodeBlock, forward: NetworkForward) -> Tensor:
         """`_read` for a chain after a single text."""
         cache, start = self._cache, now()
         index = cache.index(row.sequence)
         cache.place(slice(index, index + 1), (row.end,), len(block.parents))
         row.nodes.add(block)
         with torch.inference_mode():
-            output = program.read_chain(block.token_ids, cache.starts[0], cache)
+            output = forward.read_chain(block.token_ids, cache.starts[0], cache)
             if self._states.layers:
                 self._states.read({row.sequence: (0, len(block.parents))}, output.states)
             logits = output.logits[0]
         self._forward_s += now() - start
         return logits
 
-    def _use(self, program: ForwardProgram | Pending[ForwardProgram] | None) -> None:
-        """Read small blocks by this program from now on, once it is made."""
-        is_pending = isinstance(program, Pending)
-        run, pending = (None, program) if is_pending else (program, None)
-        self._program = Program[ForwardProgram | None](run, pending, self._runs_eagerly)
 
-    def _forward(
-        self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool
-    ) -> ForwardOutput:
-        """Run the program if it exists and is faster, else the network."""
-        program = self._program.run
-        if program is not None and self._cache.is_settled:
-            places, size = (token_ids, positions, tuple(masks.values())), token_ids.numel()
-            if not keep_logits and size <= program.prompt_tokens:
-                output = program.read_prompt(*places, self._cache)
-                if output is not None:
-                    return output
-            is_cheap = size * self.vocab_size <= _UNWANTED and not program.widths
-            if token_ids.shape[1] <= program.max_nodes and (keep_logits or is_cheap):
-                return program(*places, self._cache)
-        inputs: dict[str, Any] = {
-            "input_ids": token_ids,
-            "position_ids": positions,
-            "attention_mask": masks if len(masks) > 1 else next(iter(masks.values())),
-            self._cache_keyword: self._cache,
-            "use_cache": True,
-        }
-        if self._chooses_logits and not keep_logits:
-            inputs["logits_to_keep"] = 1
-        if not self._states.layers:
-            return ForwardOutput(logits=self.network(**inputs).logits)
-        return self._states.forward(self.network, inputs)
-
-    def _watching_program(
-        self, layers: tuple[int, ...]
-    ) -> ForwardProgram | Pending[ForwardProgram] | None:
-        """Return the program that gives these hidden states, or `None` with a warning."""
-        program, name = self._program.run, getattr(self._program.run, "name", None)
-        reason = f"a program of kind {name!r} was given that shows none"
-        if self._program.pending is None and (program is None or program.layers == layers):
-            return program
-        if self._program_maker is not None:
-            try:
-                return self._program_maker(layers)
-            except BackendError as error:
-                reason = str(error)
-        warnings.warn(f"{self._runs_eagerly}: {reason}", stacklevel=4)
-        return None
-
-    @property
-    def _runs_eagerly(self) -> str:
-        if self._states.layers:
-            return "hidden states are watched, so every step of the target runs eagerly"
-        return "backend 'compiled' is not used, the network runs eagerly"
-
-
-def _for_few(program: Forward, step: CachedStep) -> Forward:
-    return lambda ids, *inputs: (program if ids.numel() <= _ROWS else step)(ids, *inputs)
-
-
-def make_model_programs(models: Iterable[object]) -> None:
-    """Make the pending programs of models and of modules beside them; see `make_programs`."""
+def make_models_ready(models: Iterable[object]) -> None:
+    """Compile the pending forwards of models and of modules beside them; see `make_ready`."""
     tree_models = (model for model in models if isinstance(model, HfTreeModel))
-    make_programs([program for model in tree_models for program in model.programs])
+    make_ready([forward for model in tree_models for forward in model.forwards])
 
 
 def group_by_length(sizes: Mapping[int, int], recorded: int = 0) -> list[list[int]]:

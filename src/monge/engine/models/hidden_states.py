@@ -1,16 +1,14 @@
 """Hidden states of committed tokens, kept from the forwards that score trees."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 from weakref import WeakSet
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from monge.core.errors import OptionError, UnsupportedModelError
-from monge.engine.models.forward_program import ForwardOutput
+from monge.core.errors import OptionError
 
 _MOST_PARTS: Final = 64
 """Parts of a text that are kept side by side. Each holds the states of its whole batch, other texts among them."""
@@ -29,8 +27,6 @@ class HiddenStates:
         self._num_layers = num_layers
         self._logs = WeakSet[HiddenStateLog]()  # a log ends with the head that holds it
         self._archive: HiddenStateLog | None = None
-        self._shows_last: bool | None = None
-        """True if a hook on the network's decoder sees the last state; found out once."""
 
     def watch(self, layers: Sequence[int], *, only_last: bool = False) -> "HiddenStateLog":
         """Return a log of some states, see `HiddenStateLog`.
@@ -107,30 +103,6 @@ class HiddenStates:
         for log in self._logs:
             log.close(sequence)
 
-    def forward(self, network: PreTrainedModel, inputs: Mapping[str, Any]) -> ForwardOutput:
-        """Run the network and return the watched states too.
-
-        For all states, `transformers` hooks every layer; in small networks that takes longer than a
-        layer. The last state alone needs only a hook on the decoder.
-        """
-        is_last = self.layers == (self._num_layers,)
-        if is_last and self._shows_last is None:
-            probe = torch.zeros(1, 1, dtype=torch.long, device=network.device)
-            probed = _with_last(network, {"input_ids": probe, "use_cache": False})
-            self._shows_last = bool(probed.states)
-        if is_last and self._shows_last:
-            return _with_last(network, inputs)
-        output = network(**inputs, output_hidden_states=True)
-        states = output.hidden_states
-        if len(states) <= self._num_layers:  # layers that read only images show none
-            raise UnsupportedModelError(
-                f"{type(network).__name__} gives {len(states)} hidden states for "
-                f"{self._num_layers} layers, so they cannot be told apart; use another drafter "
-                "than a head"
-            )
-        kept = tuple(states[layer] for layer in self.layers)
-        return ForwardOutput(logits=output.logits, states=kept)
-
 
 class HiddenStateLog:
     """Keeps hidden states of uncommitted nodes, and of committed tokens until they are taken.
@@ -186,15 +158,3 @@ class HiddenStateLog:
 
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _with_last(network: PreTrainedModel, inputs: Mapping[str, Any]) -> ForwardOutput:
-    """Run a network; return its last state, or none if its decoder does not call its layers."""
-    seen: list[Tensor] = []
-    decoder: torch.nn.Module = network.get_decoder()
-    hook = decoder.register_forward_hook(lambda _module, _inputs, output: seen.append(output[0]))
-    try:
-        logits = network(**inputs).logits
-    finally:
-        hook.remove()
-    return ForwardOutput(logits=logits, states=tuple(seen))

@@ -24,11 +24,11 @@ WEIGHTS: Final = ("exact", "file", "bfloat16", "int8", "int4")
 """Forms in which a linear layer may store its weights, from the finest to the coarsest."""
 
 
-def no_tree_reason(model: PreTrainedModel) -> str | None:
+def why_no_tree(model: PreTrainedModel) -> str | None:
     """Return why a network cannot read trees, or `None` if it can."""
     config = model.config.get_text_config()
     name = type(model).__name__
-    reason = no_rollback_reason(model)
+    reason = why_no_rollback(model)
     if reason is not None:
         return reason
     if "position_ids" not in forward_parameters(model) or getattr(config, "alibi", False):
@@ -42,7 +42,7 @@ def no_tree_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
-def no_copy_reason(network: PreTrainedModel, *, merges: bool = False) -> str | None:
+def why_no_copy(network: PreTrainedModel, *, merges: bool = False) -> str | None:
     """Return why the weights of a network must not be copied, or `None` if they may.
 
     Args:
@@ -131,7 +131,7 @@ class OutputLayer(torch.nn.Module):
         return (logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap,)
 
 
-def no_rollback_reason(network: PreTrainedModel) -> str | None:
+def why_no_rollback(network: PreTrainedModel) -> str | None:
     """Return why a network cannot take back tokens that it has read, or `None` if it can."""
     name, layers = type(network).__name__, own_cache(network).layers
     recurrent = [layer for layer in layers if isinstance(layer, LinearAttentionCacheLayerMixin)]

@@ -26,8 +26,8 @@ from monge.engine.models.masks import (
 )
 
 _COLUMNS: Final = 64  # columns are added in steps, so that a growing text rarely moves the cache
-RECORDED_ROOM: Final[dict[str, Any]] = {"growth": 1.5, "least": 512}
-"""Room of a cache for whose memory programs are recorded: every move records them again."""
+CAPTURED_ROOM: Final[dict[str, Any]] = {"growth": 1.5, "least": 512}
+"""Room of a cache for whose memory CUDA graphs are captured: every move captures them again."""
 
 
 @dataclass(slots=True)
@@ -128,10 +128,9 @@ class TreeCache(Cache):
     Args:
         num_layers: Layers of the network that keep keys and values.
         device: Device of the index tensors of ragged writes.
-        growth: Factor of room that is added where it runs out. Programs that were recorded for an
-            address are recorded again then.
+        growth: Factor of room that is added if it runs out. CUDA graphs are captured again then.
         least: Columns that a cache with rows keeps, so that short texts move it seldom.
-        spare: Columns after all texts, in which a program may write for rows that it reads as
+        spare: Columns after all texts, in which a CUDA graph writes the rows that it reads as
             padding; the number of rows is then a power of two.
 
     Attributes:
@@ -298,7 +297,7 @@ class TreeCache(Cache):
     def kept(self, rows: slice | None = None) -> list[Tensor]:
         """Return keys and values of rows, by default the next forward's, layer by layer, keys first.
 
-        The program writes into these tensors.
+        A compiled forward writes into these tensors.
         """
         rows = self._placement.rows if rows is None else rows
         views = self._views.get((rows.start, rows.stop))
@@ -326,14 +325,14 @@ class TreeCache(Cache):
         place.capacity = self._num_rows, self._num_columns
 
     def lay_out(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
-        """Lay out the layers without a first forward.
+        """Lay out the layers without a first forward, if they are not laid out.
 
         Args:
             shapes: `(heads, head_dim)` of keys and values, layer by layer, keys first; nothing is
                 done unless every layer keeps both.
             dtype: Type of keys and values.
         """
-        if len(shapes) != 2 * len(self._layers):
+        if self.is_settled or len(shapes) != 2 * len(self._layers):
             return
         for layer, keys, values in zip(self._layers, shapes[::2], shapes[1::2], strict=True):
             layer.keys, layer.values = (

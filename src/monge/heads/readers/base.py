@@ -45,8 +45,8 @@ class PublishedHead(nn.Module, ABC):
         return None
 
     @property
-    def has_program(self) -> bool:
-        """Return whether a backend may run the head as a program."""
+    def is_traceable(self) -> bool:
+        """Return whether a backend may compile the head."""
         return False
 
     @property

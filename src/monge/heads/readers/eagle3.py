@@ -94,7 +94,7 @@ class Eagle3Head(ChainHead):
         source.leave("verifier_norm.", "verifier_lm_head.")
 
     @property
-    def has_program(self) -> bool:
+    def is_traceable(self) -> bool:
         """True for a head of a single plain layer."""
         layer = self.decoder[0]
         assert isinstance(layer, DecoderLayer)

@@ -15,7 +15,7 @@ Places = tuple[Tensor, Tensor, Tensor]
 class _Step(CachedStep):
     def __init__(self, head: PublishedHead, width: int) -> None:
         super().__init__()
-        self.width, self.has_program = width, head.has_program
+        self.width, self.is_traceable = width, head.is_traceable
         self.embedding = None
         if head.embedding is not None:
             self.embedding = nn.Embedding.from_pretrained(head.embedding)
@@ -46,8 +46,8 @@ class ChainStep(_Step):
     def __init__(self, head: ChainHead, unembed: Unembed, *, fuses: bool) -> None:
         super().__init__(head, head.fused_width if fuses else head.width)
         self.head, self.fuses = head, fuses
-        # A program holds a copy of the step, and does not need the target.
-        self.unembed = _own_output if head.has_program else unembed
+        # Compiled code holds a copy of the step, and does not need the target.
+        self.unembed = _own_output if head.is_traceable else unembed
 
     def forward(
         self,
