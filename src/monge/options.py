@@ -382,14 +382,18 @@ class ServeOptions:
         SERVER,
         "Refuse fields of requests that are otherwise ignored, and named in a header.",
     )
-    drain_s: int = option(
-        30, SERVER, "Seconds that running requests get after SIGTERM.", flags=("--drain",), least=0
-    )
-    lame_duck_s: int = option(
+    shutdown_delay_s: int = option(
         5,
         SERVER,
         "Seconds after SIGTERM in which requests are still taken, while /ready gives a 503.",
-        flags=("--lame-duck",),
+        flags=("--shutdown-delay",),
+        least=0,
+    )
+    graceful_timeout_s: int = option(
+        30,
+        SERVER,
+        "Seconds that running requests get after the shutdown delay.",
+        flags=("--graceful-timeout",),
         least=0,
     )
     access_log: bool = option(False, SERVER, "Log every request, with its times and tokens.")
@@ -492,8 +496,11 @@ PARTS: Final = tuple(
 """Options that choose the parts of a decoder, whose networks are loaded."""
 
 
+FORMER_KEYS: Final = {"lame_duck": "shutdown_delay", "drain": "graceful_timeout"}
+"""Names of a server's options in files, and with dashes on the command line, that this release takes
+beside the new names."""
 HERE_ONLY: Final = (
-    *("access_log", "log_format", "verbose", "lame_duck_s"),
+    *("access_log", "log_format", "verbose", "shutdown_delay_s"),
     *("root_path", "ssl_keyfile", "ssl_certfile"),
 )
 """Options of a server that Ray does not take: it has its own proxy and logs."""

@@ -71,7 +71,11 @@ def test_the_list_of_options_is_the_signature(tmp_path):
         ("tree = 3", "tree must be text; got 3"),
         ("drafter = ngram", "is not TOML"),
         ("port = 'x'", "port must be a whole number; got 'x'"),
-        ("drain = 1.5", "drain must be a whole number"),
+        ("graceful_timeout = 1.5", "graceful_timeout must be a whole number"),
+        (
+            "drain = 1.5",
+            "graceful_timeout must be a whole number",
+        ),  # its name of an earlier release
         ("max_wating = 1", "did you mean 'max_waiting'?"),
     ],
 )

@@ -89,14 +89,15 @@ def test_args_are_those_of_a_configuration():
     with pytest.raises(ValidationError, match="num_replica\n"):
         AppArgs.model_validate({"num_replica": 2})
     with pytest.raises(ValidationError, match="greater than or equal to 0"):
-        AppArgs.model_validate({"drain_s": -1})
+        AppArgs.model_validate({"graceful_timeout_s": -1})
+    assert AppArgs.model_validate({"drain_s": 7}).graceful_timeout_s == 7, "its former name"
     parsed = AppArgs.model_validate(yaml.safe_load("controller: [goodput, fixed]"))
     assert parsed.controller == ("goodput", "fixed")
     assert AppArgs.model_validate({"controller": "goodput"}).controller == "goodput"
 
 
 def test_deployment_options():
-    args = AppArgs(num_replicas=3, max_batch_size=4, gpus_per_replica=1, drain_s=7)
+    args = AppArgs(num_replicas=3, max_batch_size=4, gpus_per_replica=1, graceful_timeout_s=7)
     fixed = ray_serve._deployment(args)
     assert (fixed["num_replicas"], fixed["max_ongoing_requests"]) == (3, 8)
     assert fixed["graceful_shutdown_timeout_s"] == 7
@@ -124,7 +125,7 @@ def test_deployment_options():
         ("--ray --access-log", "--access-log is not for --ray"),
         ("--ray --autoscale many", "as in 1:4; got 'many'"),
         ("--ray --replicas 0", "--replicas must be at least 1; got 0"),
-        ("--ray --drain -1", "--drain must be at least 0; got -1"),
+        ("--ray --graceful-timeout -1", "--graceful-timeout must be at least 0; got -1"),
         ("--ray", 'a cluster needs ray, which cannot be found: pip install ".[distributed]"'),
     ],
 )

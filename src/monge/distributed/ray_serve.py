@@ -5,14 +5,22 @@ from typing import Any, Final
 
 import torch
 from fastapi import FastAPI
-from pydantic import ConfigDict, Field, create_model
+from pydantic import AliasChoices, ConfigDict, Field, create_model
 
 from monge.api import load as load_decoder
 from monge.core.errors import OptionError
 from monge.distributed.ray_cluster import require_ray
 from monge.distributed.shared_metrics import SharedMetrics
 from monge.engine.process import settle_objects
-from monge.options import HERE_ONLY, LoadOptions, Option, ServeOptions, changed, options_of
+from monge.options import (
+    FORMER_KEYS,
+    HERE_ONLY,
+    LoadOptions,
+    Option,
+    ServeOptions,
+    changed,
+    options_of,
+)
 from monge.serve.http.app import create_app
 from monge.serve.observe.metrics import Gather, ServerMetrics
 from monge.serve.settings import checked_options
@@ -28,7 +36,10 @@ def _field(name: str, option: Option) -> Any:  # noqa: ANN401 (as pydantic takes
         kind = tuple[kind, ...] if default == () else kind | tuple[kind, ...]
     elif name == "autoscale":
         kind = tuple[int, int]
-    return kind | None, Field(default, description=option.help, ge=option.least)
+    names = [f"{former}_s" for former, present in FORMER_KEYS.items() if f"{present}_s" == name]
+    aliases = AliasChoices(name, *names)
+    described = {"description": option.help, "ge": option.least}
+    return kind | None, Field(default, validation_alias=aliases, **described)
 
 
 _FIELDS: Final = {
@@ -111,7 +122,7 @@ def _deployment(args: AppArgs) -> dict[str, Any]:
         # replica can still take it.
         "max_ongoing_requests": 2 * rows,
         "max_queued_requests": serve.max_waiting,
-        "graceful_shutdown_timeout_s": serve.drain_s,
+        "graceful_shutdown_timeout_s": serve.graceful_timeout_s,
         "graceful_shutdown_wait_loop_s": 0.1,
     }
     names = {"upscale_delay_s", "downscale_delay_s"}

@@ -130,7 +130,7 @@ def create_app(
         watching.cancel()
         service.trials.close()
         # The connections are gone by now, and what they had asked for is finished or cancelled.
-        await asyncio.to_thread(scheduler.close, drain=True, timeout_s=_CLOSE_S)
+        await asyncio.to_thread(scheduler.close, finish=True, timeout_s=_CLOSE_S)
 
     app = _Described(
         title="monge",
@@ -143,7 +143,7 @@ def create_app(
     )
     app.state.snapshot, app.state.leave = scheduler.snapshot, service.leave
     app.state.end_reading = service.end_reading
-    app.state.end_generations = partial(scheduler.close, drain=False)
+    app.state.end_generations = partial(scheduler.close, finish=False)
     _add_routes(app, service)
     for path, (name, kind) in FILES.items():
         app.add_api_route(
