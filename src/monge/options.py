@@ -376,7 +376,6 @@ class ServeOptions:
         'Sampling settings over those of the checkpoint, as JSON: `{"temperature": 0.7}`.',
         "none",
     )
-    default_sampling: tuple[tuple[str, Any], ...] = ()
     strict: bool = option(
         False,
         SERVER,
@@ -419,11 +418,6 @@ class ServeOptions:
     cut_max_tokens: bool = option(
         False, LIMITS, "Cut a `max_tokens` beyond the context, instead of a 400."
     )
-    max_choices: int = option(32, LIMITS, "Completions of one request: prompts times n.")
-    max_logprobs: int = option(
-        1 << 19, LIMITS, "Log-probabilities of one answer: choices x tokens x (1 + top ones)."
-    )
-    max_request_bytes: int = option(4 * 1024 * 1024, LIMITS, "Largest body.")
     request_timeout_s: float | int = option(
         600,
         LIMITS,
@@ -442,31 +436,12 @@ class ServeOptions:
     threads: int | None = option(
         None, RUNNING, "Threads of torch.", "torch's own", kind=int, least=1
     )
-    verbose: bool = option(
-        False, OUTPUT, "Say what runs and where the time goes.", flags=("--verbose", "-v")
-    )
     use_ray: bool = option(False, RAY, "Serve from replicas, on many machines.", flags=("--ray",))
-    num_replicas: int = option(1, RAY, "Replicas.", flags=("--replicas",), least=1)
-    autoscale: Any = option(
-        None, RAY, "Fewest and most replicas, as `1:4`, in place of --replicas.", "off"
-    )
-    upscale_delay_s: float | int | None = option(
-        None,
+    replicas: int | str = option(
+        1,
         RAY,
-        "Seconds of load before a replica is added.",
-        30,
-        kind=float,
-        flags=("--upscale-delay",),
-        least=0,
-    )
-    downscale_delay_s: float | int | None = option(
-        None,
-        RAY,
-        "Seconds without it before a replica is taken away.",
-        600,
-        kind=float,
-        flags=("--downscale-delay",),
-        least=0,
+        "Replicas, or the fewest and the most of them with the load, as `1-4`.",
+        kind=int | str,
     )
     address: str | None = option(
         None, RAY, "Address of a running cluster, or `auto`.", "a cluster of this machine alone"
@@ -500,7 +475,7 @@ FORMER_KEYS: Final = {"lame_duck": "shutdown_delay", "drain": "graceful_timeout"
 """Names of a server's options in files, and with dashes on the command line, that this release takes
 beside the new names."""
 HERE_ONLY: Final = (
-    *("access_log", "log_format", "verbose", "shutdown_delay_s"),
+    *("access_log", "log_format", "shutdown_delay_s"),
     *("root_path", "ssl_keyfile", "ssl_certfile"),
 )
 """Options of a server that Ray does not take: it has its own proxy and logs."""
@@ -518,7 +493,8 @@ def key_of(name: str, option: Option) -> str:
 
 def types_of(option: Option) -> tuple[type, ...]:
     """Return the types of an option's value in TOML or JSON."""
-    kinds = {float: (int, float), int: (int,), bool: (bool,), dict: (dict,)}
+    kinds: dict[Any, tuple[type, ...]] = {float: (int, float), int: (int,), bool: (bool,)}
+    kinds |= {dict: (dict,), int | str: (int, str)}
     types = kinds.get(option.kind, (str,))
     if not option.several:
         return types

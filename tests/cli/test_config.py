@@ -89,6 +89,13 @@ def test_wrong_files_are_refused(config, text, said):
         monge.load(config=path)
 
 
+def test_replicas_are_a_number_or_a_range(config):
+    for text, value in (("3", 3), ("'1-4'", "1-4")):
+        assert read_config(config(f"replicas = {text}"), ServeOptions) == {"replicas": value}
+    with pytest.raises(monge.OptionError, match="replicas must be a whole number or text; got"):
+        read_config(config("replicas = [1, 4]"), ServeOptions)
+
+
 def test_load_takes_what_is_not_given(config, tiny_paths):
     target, draft = map(str, tiny_paths)
     lines = (f"target = '{target}'", "drafter = 'ngram(num_draft_tokens=3)'", "max_batch_size = 2")
@@ -168,7 +175,7 @@ def serving(run, monkeypatch):
 
     def serve(*arguments):
         told = []
-        monkeypatch.setattr("monge.cli.serve._serve_here", lambda *asked: told.extend(asked))
+        monkeypatch.setattr("monge.cli.serve._serve_here", lambda *asked, **_: told.extend(asked))
         return told, run("serve", *arguments)
 
     return serve

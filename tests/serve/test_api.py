@@ -305,8 +305,8 @@ def test_half_a_surrogate_pair_is_refused_by_the_name_of_its_field(client, body)
 
 LENGTH = "context_length_exceeded"
 REFUSED = [
-    ({"n": 33}, "n", None, "at most 32 completions"),
-    ({"prompt": ["a"] * 17, "n": 2}, "n", None, "at most 32 completions"),
+    ({"n": 129}, "n", None, "less than or equal to 128"),
+    ({"prompt": ["a"] * 65, "n": 2}, "n", None, "at most 128 completions"),
     ({"prompt": [99], "echo": True}, "prompt", None, "token ids must lie in 0..29; got 99"),
     ({"logit_bias": {"99": 1}}, "logit_bias", None, "token ids must lie in 0..29; got 99"),
     ({"stop_token_ids": [10**6]}, "stop_token_ids", None, "token ids must lie in 0..29"),
