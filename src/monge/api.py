@@ -102,8 +102,6 @@ def load(
     tree: str | TreeBuilder | None = None,
     verifier: str | Rule | None = None,
     controller: str | AnyController | Sequence[str] | None = None,
-    draft_temperature: float | int | None = None,
-    draft_top_k: int | None = None,
     tokenizer: str | Path | Tokenizer | None = None,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
@@ -132,7 +130,8 @@ def load(
             recognised, or loaded; `None` for the built-in draft model beside the built-in target,
             `smollm2-head` beside `smollm2` if no drafter is named, and otherwise for none. A list of
             draft models drafts together, by the drafter `ensemble`.
-        drafter: `model`, `ngram` or another, or several as `pool('ngram', 'model')`. `None` chooses
+        drafter: `model`, `ngram` or another, with settings as `model(top_k=64)`, or several as
+            `pool('ngram', 'model')`. `None` chooses
             `head` or `shape` for a head, `ensemble` for several draft models, and `ngram` without a
             draft model. With a draft model it chooses `model`, or `pool('ngram(min_ngram=2)',
             'model')` if the controller selects drafters, as the default does, and the verifier is
@@ -147,10 +146,6 @@ def load(
         controller: Decides how much to draft. Of several controllers, a request may choose by name;
             the first is the default. `None` takes `goodput`, and `fixed` for sampled requests with
             a seed, because `goodput` reads clocks and a seed would not reproduce its text.
-        draft_temperature: Draft at this temperature instead of the request's own.
-        draft_top_k: Draft from this number of the draft model's most probable tokens, renormalised.
-            Candidates are verified against the truncated law, so this stays exact, and it is fast
-            for rules whose cost grows with the support of the draft law.
         tokenizer: A folder or name, or a loaded tokenizer; `None` loads the tokenizer beside
             `target`.
         dtype: Type of the weights; `auto` takes that of the checkpoint.
@@ -213,8 +208,6 @@ def load(
         tree=tree,
         verifier=verifier,
         controller=controller,
-        draft_temperature=draft_temperature,
-        draft_top_k=draft_top_k,
     )
     chat = chat_format(tokenizer, chat_template, is_built_in=source.is_built_in)
     return Decoder(
@@ -266,7 +259,6 @@ def make_components(
     """
     given = checked(LoadOptions, parts, PARTS, controller=STEADY)
     tree, drafter, controller = given.tree, given.drafter, given.controller
-    draft_temperature, draft_top_k = given.draft_temperature, given.draft_top_k
     rule = given.verifier
     rule = VERIFIERS.parse(rule) if isinstance(rule, str) else rule
     drafts = (draft,) if isinstance(draft, SequenceModel) else tuple(draft or ())
@@ -278,12 +270,9 @@ def make_components(
         names = drafters_in(drafter)
         taken = {option for name in names for option in options_of(name)}
         rules = draft_rules if "rules" in taken else None
-        if draft_temperature is not None:
-            rules = replace(draft_rules or SamplingRules(), temperature=draft_temperature)
         several = len(drafts) > 1 or ("models" in taken and "model" not in taken)
         optional = {
             "head": head,
-            "top_k": draft_top_k,
             "target": target if "target" in taken else None,
             "rules": rules,
             "history": history if "history" in taken else None,
@@ -301,10 +290,9 @@ def make_components(
             )
             is_deep = resources["tree"] not in trees
         drafter = make_drafter(drafter, resources)
-    elif any(part is not None for part in (tree, draft, head, draft_temperature, draft_top_k)):
+    elif any(part is not None for part in (tree, draft, head)):
         raise OptionError(
-            "a drafter object brings its own tree, draft model, temperature and "
-            "top-k; give none beside it"
+            "a drafter object brings its own tree and draft model; give none beside it"
         )
     can = drafter.capabilities
     rule = default_rule(can.proposes, can.max_width) if rule is None else rule

@@ -141,7 +141,7 @@ class LoadOptions:
     drafter: Any = option(
         None,
         SPECULATION,
-        "What proposes tokens, e.g. `ngram(max_ngram=4)`.",
+        "What proposes tokens, e.g. `ngram(max_ngram=4)`, `model(top_k=64)`.",
         "ngram or model as the controller chooses, model where it does not, ngram without a draft "
         "model",
     )
@@ -161,16 +161,6 @@ class LoadOptions:
         "name one, the others get the first.",
         "goodput, and fixed for sampled requests with a seed",
         several=True,
-    )
-    draft_temperature: float | int | None = option(
-        None, SPECULATION, "Draft at this temperature.", "the request's own", kind=float
-    )
-    draft_top_k: int | None = option(
-        None,
-        SPECULATION,
-        "Draft from the k most probable tokens of the draft model.",
-        "all",
-        kind=int,
     )
     max_batch_size: int = option(
         8,

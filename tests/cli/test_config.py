@@ -37,8 +37,7 @@ def test_what_is_written_is_read(tmp_path):
         "target": 'C:\\my "models"\tü',
         "draft": ["a", "b"],
         "tree": "chain(8, 'top')",
-        "draft_temperature": 0.5,
-        "draft_top_k": 3,
+        "max_batch_size": 3,
         "cross_tokenizer": True,
     }
     write_config(path, settings, ["made by\na command"])
@@ -65,8 +64,8 @@ def test_the_list_of_options_is_the_signature(tmp_path):
     ("text", "said"),
     [
         ("draftr = 'ngram'", "unknown key 'draftr'; did you mean 'drafter'?"),
-        ("draft_top_k = 'many'", "draft_top_k must be a whole number; got 'many'"),
-        ("draft_top_k = true", "draft_top_k must be a whole number; got True"),
+        ("max_batch_size = 'many'", "batch_size must be a whole number; got 'many'"),
+        ("max_batch_size = true", "batch_size must be a whole number; got True"),
         ("controller = []", "controller must be text or a list of texts; got []"),
         ("tree = 3", "tree must be text; got 3"),
         ("drafter = ngram", "is not TOML"),

@@ -258,7 +258,10 @@ def test_limits_of_a_request_keep_the_law(
 def test_drafting_under_other_rules_than_the_targets() -> None:
     case = Case(horizon=2, max_new_tokens=3, rules=SamplingRules(temperature=0.7))
     make = lambda: make_components(  # noqa: E731
-        *models("positive"), tree="chain(2)", verifier="single_draft", draft_temperature=1.8
+        *models("positive"),
+        tree="chain(2)",
+        verifier="single_draft",
+        draft_rules=SamplingRules(temperature=1.8),
     )
     assert law_error(output_law(make, case), target_law(models("positive")[0], case)) < 1e-12
 
