@@ -41,8 +41,6 @@ LOAD_OPTIONS: Final = frozenset(
         "device",
         "attention",
         "max_batch_size",
-        "draft_temperature",
-        "draft_top_k",
         "cross_tokenizer",
     ]
 )

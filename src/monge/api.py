@@ -103,8 +103,6 @@ def load(
     tree: str | TreeBuilder | None = None,
     verifier: str | Rule | None = None,
     controller: str | AnyController | Sequence[str | AnyController] | None = None,
-    draft_temperature: float | int | None = None,
-    draft_top_k: int | None = None,
     tokenizer: str | Path | Tokenizer | None = None,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
@@ -133,7 +131,8 @@ def load(
             recognised, or loaded; `None` for the built-in draft model beside the built-in target,
             `smollm2-head` beside `smollm2` if no drafter is named, and otherwise for none. A list of
             draft models drafts together, by the drafter `ensemble`.
-        drafter: `model`, `ngram` or another, or several as `pool('ngram', 'model')`. `None` chooses
+        drafter: `model`, `ngram` or another, with settings as `model(top_k=64)`, or several as
+            `pool('ngram', 'model')`. `None` chooses
             `head` or `shape` for a head, `ensemble` for several draft models, and `ngram` without a
             draft model. With a draft model it chooses `model`, or `pool('ngram(min_ngram=2)',
             'model')` if the controller selects drafters, as the default does, and the verifier is
@@ -148,10 +147,6 @@ def load(
         controller: Decides how much to draft. Of several controllers, a request may choose by name;
             the first is the default. `None` takes `goodput`, and `fixed` for sampled requests with
             a seed, because `goodput` reads clocks and a seed would not reproduce its text.
-        draft_temperature: Draft at this temperature instead of the request's own.
-        draft_top_k: Draft from this number of the draft model's most probable tokens, renormalised.
-            Candidates are verified against the truncated law, so this stays exact, and it is fast
-            for rules whose cost grows with the support of the draft law.
         tokenizer: A folder or name, or a loaded tokenizer; `None` loads the tokenizer beside
             `target`.
         dtype: Type of the weights; `auto` takes that of the checkpoint.
@@ -214,8 +209,6 @@ def load(
         tree=tree,
         verifier=verifier,
         controller=controller,
-        draft_temperature=draft_temperature,
-        draft_top_k=draft_top_k,
     )
     chat = chat_format(tokenizer, chat_template, is_built_in=source.is_built_in)
     return Decoder(
@@ -271,7 +264,7 @@ def make_components(
     drafts = (draft,) if isinstance(draft, SequenceModel) else tuple(draft or ())
     usual = default_drafter(target, len(drafts), chosen, rule) if given.drafter is None else None
     drafter = DRAFTERS.of(usual or given.drafter)
-    resources = _given(drafter, drafts, head, given, draft_rules)
+    resources = _given(drafter, drafts, head, given)
     trees = [opened["tree"] for opened in open_settings(drafter) if "tree" in opened]
     trees = [] if "tree" in resources else trees
     tree = default_tree(rule, target, trees, is_adaptive=chosen is None or chosen.are_adaptive)
@@ -308,18 +301,14 @@ def _given(
     drafts: tuple[SequenceModel, ...],
     head: str | Path | AnyHead | None,
     given: LoadOptions,
-    draft_rules: SamplingRules | None,
 ) -> dict[str, Any]:
     """Return what the user gave beside a drafter, by the drafter's settings."""
     taken = settings_of(drafter)
     several = len(drafts) > 1 or ("models" in taken and "model" not in taken)
-    temperature, rules = given.draft_temperature, draft_rules or SamplingRules()
     resources = {
         "models" if several else "model": (drafts if several else drafts[0]) if drafts else None,
         "head": head,
         "tree": None if given.tree is None else TREES.of(given.tree),
-        "rules": None if temperature is None else replace(rules, temperature=temperature),
-        "top_k": given.draft_top_k,
     }
     return {key: value for key, value in resources.items() if value is not None}
 

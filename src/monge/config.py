@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from monge.core.errors import OptionError, unknown_name
 from monge.core.files import write_text
-from monge.options import LoadOptions, Option, key_of, options_of, types_of
+from monge.options import FORMER_KEYS, LoadOptions, Option, key_of, options_of, types_of
 
 _NAMES: Final = {str: "text", list: "a list of texts", float: "a number", int: "a whole number"}
 
@@ -33,6 +33,7 @@ def read_config(path: str | Path, *groups: type) -> dict[str, Any]:
         ) from error
     options = options_of(LoadOptions, *groups)
     known = {key_of(name, option): option for name, option in options.items()}
+    settings = {FORMER_KEYS.get(key, key): value for key, value in settings.items()}
     for key, value in settings.items():
         if key not in known:
             raise OptionError(f"configuration {str(path)!r}: {unknown_name('key', key, known)}")

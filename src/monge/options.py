@@ -141,7 +141,7 @@ class LoadOptions:
     drafter: Any = option(
         None,
         SPECULATION,
-        "What proposes tokens, e.g. `ngram(max_ngram=4)`.",
+        "What proposes tokens, e.g. `ngram(max_ngram=4)`, `model(top_k=64)`.",
         "ngram or model as the controller chooses, model where it does not, ngram without a draft "
         "model",
     )
@@ -161,16 +161,6 @@ class LoadOptions:
         "name one, the others get the first.",
         "goodput, and fixed for sampled requests with a seed",
         several=True,
-    )
-    draft_temperature: float | int | None = option(
-        None, SPECULATION, "Draft at this temperature.", "the request's own", kind=float
-    )
-    draft_top_k: int | None = option(
-        None,
-        SPECULATION,
-        "Draft from the k most probable tokens of the draft model.",
-        "all",
-        kind=int,
     )
     max_batch_size: int = option(
         8,
@@ -376,20 +366,23 @@ class ServeOptions:
         'Sampling settings over those of the checkpoint, as JSON: `{"temperature": 0.7}`.',
         "none",
     )
-    default_sampling: tuple[tuple[str, Any], ...] = ()
     strict: bool = option(
         False,
         SERVER,
         "Refuse fields of requests that are otherwise ignored, and named in a header.",
     )
-    drain_s: int = option(
-        30, SERVER, "Seconds that running requests get after SIGTERM.", flags=("--drain",), least=0
-    )
-    lame_duck_s: int = option(
+    shutdown_delay_s: int = option(
         5,
         SERVER,
         "Seconds after SIGTERM in which requests are still taken, while /ready gives a 503.",
-        flags=("--lame-duck",),
+        flags=("--shutdown-delay",),
+        least=0,
+    )
+    graceful_timeout_s: int = option(
+        30,
+        SERVER,
+        "Seconds that running requests get after the shutdown delay.",
+        flags=("--graceful-timeout",),
         least=0,
     )
     access_log: bool = option(False, SERVER, "Log every request, with its times and tokens.")
@@ -415,11 +408,6 @@ class ServeOptions:
     cut_max_tokens: bool = option(
         False, LIMITS, "Cut a `max_tokens` beyond the context, instead of a 400."
     )
-    max_choices: int = option(32, LIMITS, "Completions of one request: prompts times n.")
-    max_logprobs: int = option(
-        1 << 19, LIMITS, "Log-probabilities of one answer: choices x tokens x (1 + top ones)."
-    )
-    max_request_bytes: int = option(4 * 1024 * 1024, LIMITS, "Largest body.")
     request_timeout_s: float | int = option(
         600,
         LIMITS,
@@ -438,31 +426,12 @@ class ServeOptions:
     threads: int | None = option(
         None, RUNNING, "Threads of torch.", "torch's own", kind=int, least=1
     )
-    verbose: bool = option(
-        False, OUTPUT, "Say what runs and where the time goes.", flags=("--verbose", "-v")
-    )
     use_ray: bool = option(False, RAY, "Serve from replicas, on many machines.", flags=("--ray",))
-    num_replicas: int = option(1, RAY, "Replicas.", flags=("--replicas",), least=1)
-    autoscale: Any = option(
-        None, RAY, "Fewest and most replicas, as `1:4`, in place of --replicas.", "off"
-    )
-    upscale_delay_s: float | int | None = option(
-        None,
+    replicas: int | str = option(
+        1,
         RAY,
-        "Seconds of load before a replica is added.",
-        30,
-        kind=float,
-        flags=("--upscale-delay",),
-        least=0,
-    )
-    downscale_delay_s: float | int | None = option(
-        None,
-        RAY,
-        "Seconds without it before a replica is taken away.",
-        600,
-        kind=float,
-        flags=("--downscale-delay",),
-        least=0,
+        "Replicas, or the fewest and the most of them with the load, as `1-4`.",
+        kind=int | str,
     )
     address: str | None = option(
         None, RAY, "Address of a running cluster, or `auto`.", "a cluster of this machine alone"
@@ -492,8 +461,11 @@ PARTS: Final = tuple(
 """Options that choose the parts of a decoder, whose networks are loaded."""
 
 
+FORMER_KEYS: Final = {"lame_duck": "shutdown_delay", "drain": "graceful_timeout"}
+"""Names of a server's options in files, and with dashes on the command line, that this release takes
+beside the new names."""
 HERE_ONLY: Final = (
-    *("access_log", "log_format", "verbose", "lame_duck_s"),
+    *("access_log", "log_format", "shutdown_delay_s"),
     *("root_path", "ssl_keyfile", "ssl_certfile"),
 )
 """Options of a server that Ray does not take: it has its own proxy and logs."""
@@ -511,7 +483,8 @@ def key_of(name: str, option: Option) -> str:
 
 def types_of(option: Option) -> tuple[type, ...]:
     """Return the types of an option's value in TOML or JSON."""
-    kinds = {float: (int, float), int: (int,), bool: (bool,), dict: (dict,)}
+    kinds: dict[Any, tuple[type, ...]] = {float: (int, float), int: (int,), bool: (bool,)}
+    kinds |= {dict: (dict,), int | str: (int, str)}
     types = kinds.get(option.kind, (str,))
     if not option.several:
         return types

@@ -104,7 +104,6 @@ def test_lengths_beyond_the_context():
         ({"tree": "chain(2, 'idd')"}, "unknown way of drawing children 'idd'; did you mean 'iid'"),
         ({"controller": "fixd"}, "unknown controller 'fixd'; did you mean 'fixed'"),
         ({"drafter": "ngram", "tree": "chain"}, "drafter 'ngram' takes no"),
-        ({"drafter": "none", "draft_temperature": 0.5}, "drafter 'none' takes no"),
         ({"drafter": NgramDrafter(), "tree": "chain"}, "drafter 'ngram' takes no draft model"),
     ],
 )

@@ -17,6 +17,7 @@ from monge.control.goodput import Goodput
 from monge.control.latency import Latency
 from monge.core.errors import OptionError
 from monge.core.proposal import Iid
+from monge.core.sampling_rules import SamplingRules
 from monge.draft.model import ModelDrafter
 from monge.draft.ngram import NgramDrafter
 from monge.draft.pool import PoolDrafter
@@ -36,7 +37,7 @@ PROMPT = (0, 1, 2, 0, 1)
 
 
 def components(costs=CHEAP, *, max_length=None, **parts):
-    draft = table(2, VOCAB, max_length) if parts.get("drafter", "model") == "model" else None
+    draft = table(2, VOCAB, max_length) if "model" in parts.get("drafter", "model") else None
     settings = {"controller": None} | parts
     target = table(1, VOCAB, max_length)
     return make_components(target, draft, latency=Latency.linear(**costs), **settings)
@@ -215,7 +216,9 @@ def test_without_a_draft_model_the_text_drafts():
 
 
 def test_what_was_asked_for_goes_to_the_draft_model():
-    drafter = components(tree="chain(5)", draft_temperature=0.5, draft_top_k=3).drafter
+    rules = SamplingRules(temperature=0.5)
+    drafter = "pool('ngram', 'model(top_k=3)')"
+    drafter = components(tree="chain(5)", drafter=drafter, draft_rules=rules).drafter
     model = drafter.drafters["model"]
     assert (model.tree.depth, model.rules.temperature, model.top_k) == (5, 0.5, 3)
 

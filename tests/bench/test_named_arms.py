@@ -16,13 +16,13 @@ from monge.prompts import Prompt, encode, interleaved, shipped
 def test_named_arm():
     arm = named_arm(
         "price, wide: tree=fixed_width((2, 1)), controller=goodput(max_window=4), "
-        "draft_temperature=0.5"
+        "drafter=model(top_k=5)"
     )
     assert arm.name == "price, wide"
     expected = {
         "tree": "fixed_width((2, 1))",
         "controller": "goodput(max_window=4)",
-        "draft_temperature": 0.5,
+        "drafter": "model(top_k=5)",
     }
     assert arm.settings == expected
     assert "latency" in arm.reads
@@ -44,7 +44,7 @@ def test_named_arm():
         ("a: drafter=ngrams", "did you mean 'ngram'"),
         ("a: verifier=rss", "did you mean 'rrs'"),
         ("a: draft_backend=compile", "did you mean 'compiled'"),
-        ("a: draft_top_k=many", "draft_top_k must be a number; got 'many'"),
+        ("a: draft_top_k=2", "unknown part of arm 'a: draft_top_k=2'"),
         ("a: tree=chain(0)", "depth must be at least 1"),
         ("a: drafter=pool('suffix', 'ngram(2.5)')", "num_draft_tokens must be int"),
     ],

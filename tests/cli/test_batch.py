@@ -170,6 +170,9 @@ def test_two_processes_do_not_write_one_output(toys, tmp_path):
     assert "another process is writing" in result.stderr
 
 
+FINISHED = '{{"row": {0}, "id": "row-{0}", "options": "OPTIONS", "error": null}}\n'
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -177,13 +180,16 @@ def test_two_processes_do_not_write_one_output(toys, tmp_path):
         ("precious\n", 1),
         ("\n", 1),
         ('{"row": 0, "id": "row-1", "text": ""}\n', 1),
-        ('{"row": 0, "id": "row-0", "error": null}\n{"row": 2, "id": "row-2", ', 2),
-        ("".join(f'{{"row": {n}, "id": "row-{n}", "error": null}}\n' for n in range(11)), 11),
+        (FINISHED.format(0) + '{"row": 2, "id": "row-2", ', 2),
+        ("".join(map(FINISHED.format, range(11))), 11),
     ],
     ids=["text", "a line", "an empty line", "another id", "another row", "more rows"],
 )
 def test_a_file_that_is_no_output_of_these_rows_is_kept(toys, tmp_path, text, line):
-    (output := tmp_path / "out.jsonl").write_text(text)
+    toys()
+    output = tmp_path / "out.jsonl"
+    text = text.replace("OPTIONS", rows_of(output)[0]["options"])
+    output.write_text(text)
     result = toys()
     assert result.exit_code == 2
     assert f"line {line} of" in result.stderr
@@ -191,6 +197,27 @@ def test_a_file_that_is_no_output_of_these_rows_is_kept(toys, tmp_path, text, li
     assert output.read_text() == text
     assert toys("--overwrite").exit_code == 0
     assert len(rows_of(output)) == 10
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--temperature", 0.8), ("--seed", 2), ("--verifier", "block"), ("--grammar", "json")],
+    ids=str,
+)
+@pytest.mark.parametrize("num_rows", [4, 10])
+def test_rows_of_other_options_are_not_mixed(toys, tmp_path, arguments, num_rows):
+    toys()
+    output = tmp_path / "out.jsonl"
+    output.write_bytes(b"".join(output.read_bytes().splitlines(keepends=True)[:num_rows]))
+    before = output.read_bytes()
+    result = toys(*arguments)
+    assert result.exit_code == 2
+    assert "line 1 of" in result.stderr
+    assert "was made with other options" in result.stderr
+    assert output.read_bytes() == before
+    assert toys("--batch-size", 2).exit_code == 0, "texts do not depend on it"
+    assert len(rows_of(output)) == 10
+    assert toys("--overwrite", "--temperature", 0.8).exit_code == 0
 
 
 def test_a_finished_output_is_left_as_it_is(toys, tmp_path):

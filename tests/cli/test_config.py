@@ -37,8 +37,7 @@ def test_what_is_written_is_read(tmp_path):
         "target": 'C:\\my "models"\tü',
         "draft": ["a", "b"],
         "tree": "chain(8, 'top')",
-        "draft_temperature": 0.5,
-        "draft_top_k": 3,
+        "max_batch_size": 3,
         "cross_tokenizer": True,
     }
     write_config(path, settings, ["made by\na command"])
@@ -65,13 +64,17 @@ def test_the_list_of_options_is_the_signature(tmp_path):
     ("text", "said"),
     [
         ("draftr = 'ngram'", "unknown key 'draftr'; did you mean 'drafter'?"),
-        ("draft_top_k = 'many'", "draft_top_k must be a whole number; got 'many'"),
-        ("draft_top_k = true", "draft_top_k must be a whole number; got True"),
+        ("max_batch_size = 'many'", "batch_size must be a whole number; got 'many'"),
+        ("max_batch_size = true", "batch_size must be a whole number; got True"),
         ("controller = []", "controller must be text or a list of texts; got []"),
         ("tree = 3", "tree must be text; got 3"),
         ("drafter = ngram", "is not TOML"),
         ("port = 'x'", "port must be a whole number; got 'x'"),
-        ("drain = 1.5", "drain must be a whole number"),
+        ("graceful_timeout = 1.5", "graceful_timeout must be a whole number"),
+        (
+            "drain = 1.5",
+            "graceful_timeout must be a whole number",
+        ),  # its name of an earlier release
         ("max_wating = 1", "did you mean 'max_waiting'?"),
     ],
 )
@@ -83,6 +86,13 @@ def test_wrong_files_are_refused(config, text, said):
     path.unlink()
     with pytest.raises(monge.OptionError, match="cannot read the configuration"):
         monge.load(config=path)
+
+
+def test_replicas_are_a_number_or_a_range(config):
+    for text, value in (("3", 3), ("'1-4'", "1-4")):
+        assert read_config(config(f"replicas = {text}"), ServeOptions) == {"replicas": value}
+    with pytest.raises(monge.OptionError, match="replicas must be a whole number or text; got"):
+        read_config(config("replicas = [1, 4]"), ServeOptions)
 
 
 def test_load_takes_what_is_not_given(config, tiny_paths):
@@ -164,7 +174,7 @@ def serving(run, monkeypatch):
 
     def serve(*arguments):
         told = []
-        monkeypatch.setattr("monge.cli.serve._serve_here", lambda *asked: told.extend(asked))
+        monkeypatch.setattr("monge.cli.serve._serve_here", lambda *asked, **_: told.extend(asked))
         return told, run("serve", *arguments)
 
     return serve

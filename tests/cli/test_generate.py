@@ -46,7 +46,7 @@ def test_json(generate, expected):
 
 def test_every_option_arrives(generate, tiny_paths):
     parts = {"tree": "chain(2)", "verifier": "single_draft", "dtype": "float64"}
-    parts |= {"draft_temperature": 0.7, "draft_top_k": 2}
+    parts |= {"drafter": "model(top_k=2)"}
     settings = {"max_new_tokens": 30, "temperature": 0.9, "seed": 3}
     settings |= {"top_k": 50, "top_p": 0.9, "min_p": 0.01}
     decoder = load(*tiny_paths, **parts)

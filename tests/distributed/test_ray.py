@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
 import pytest
@@ -123,12 +123,39 @@ def test_a_batch_survives_a_killed_worker_and_a_killed_driver(batch, expected, a
     assert output.read_bytes() == expected
 
 
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+@contextmanager
+def configured(folder, address, **application):
+    """`serve run` of a file, as the guide has it; gives its address."""
+    port, file = free_port(), folder / "serve.yaml"
+    place = {"import_path": "monge.distributed.ray_serve:app_from", "route_prefix": "/"}
+    applications = [{"name": "monge", **place, **application}]
+    file.write_text(json.dumps({"http_options": {"port": port}, "applications": applications}))
+    serve = (sys.executable, "-m", "ray.serve.scripts")
+    with subprocess.Popen([*serve, "run", "--address", address, file]) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_for(lambda: process.poll() is not None or is_ready(url))
+            yield url
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(120)
+
+
+def is_ready(url):
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{url}/ready", timeout=60).status_code == 200
+    return False
+
+
 @contextmanager
 def served(pair, address, *options):
     """`monge serve --ray`; gives its address and the process."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    where = ("--ray", "--address", address, "--port", port)
+    where = ("--ray", "--address", address, "--port", free_port())
     asked = command("serve", *pair, *where, "--max-batch-size", 4, *options)
     with subprocess.Popen(asked, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -239,15 +266,18 @@ def kill_one_of_two_under_load(url):
         wait_for(lambda: len(told) > num_before + 12)
 
 
-def test_replicas_come_with_load_and_go_after_it(pair, address):
+def test_replicas_come_with_load_and_go_after_it(pair, address, tmp_path):
     def see(what, *counts):  # shown by --log-cli-level=INFO
         logging.getLogger(__name__).info(f"%.0f s: {what}", time.monotonic() - start, *counts)
 
     decoder = load(*pair, controller=("fixed", "fsm"))
     (offline,) = decoder.generate("The history of", controller="fsm", **SAMPLED)
-    options = ("--autoscale", "1:2", "--upscale-delay", 2, "--downscale-delay", 5)
-    offered = ("--controller", "fixed", "--controller", "fsm")
-    with served(pair, address, *options, *offered) as (url, _):
+    options = {"max_batch_size": 4, "replicas": "1-2", "controller": ["fixed", "fsm"]}
+    options |= {"target": str(pair[0]), "draft": str(pair[1])}
+    scaling = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 4}
+    scaling |= {"upscale_delay_s": 2, "downscale_delay_s": 5}
+    deployments = [{"name": "monge", "autoscaling_config": scaling}]
+    with configured(tmp_path, address, args=options, deployments=deployments) as url:
         expected = {seed: ask(url, seed) for seed in range(3)}
         assert {status for status, _ in expected.values()} == {200}
         assert ask(url, 1, speculation={"controller": "fsm"}) == (200, offline.text)

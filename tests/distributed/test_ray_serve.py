@@ -86,31 +86,33 @@ def test_args_mean_what_options_mean(replica):
 
 
 def test_args_are_those_of_a_configuration():
-    with pytest.raises(ValidationError, match="num_replica\n"):
-        AppArgs.model_validate({"num_replica": 2})
+    with pytest.raises(ValidationError, match="replica\n"):
+        AppArgs.model_validate({"replica": 2})
     with pytest.raises(ValidationError, match="greater than or equal to 0"):
-        AppArgs.model_validate({"drain_s": -1})
+        AppArgs.model_validate({"graceful_timeout_s": -1})
+    assert AppArgs.model_validate({"drain_s": 7}).graceful_timeout_s == 7, "its former name"
     parsed = AppArgs.model_validate(yaml.safe_load("controller: [goodput, fixed]"))
     assert parsed.controller == ("goodput", "fixed")
     assert AppArgs.model_validate({"controller": "goodput"}).controller == "goodput"
 
 
 def test_deployment_options():
-    args = AppArgs(num_replicas=3, max_batch_size=4, gpus_per_replica=1, drain_s=7)
+    args = AppArgs(replicas=3, max_batch_size=4, gpus_per_replica=1, graceful_timeout_s=7)
     fixed = ray_serve._deployment(args)
     assert (fixed["num_replicas"], fixed["max_ongoing_requests"]) == (3, 8)
     assert fixed["graceful_shutdown_timeout_s"] == 7
     assert fixed["ray_actor_options"] == {"num_cpus": 1, "num_gpus": 1}
     scaling = {"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 8}
-    scaled = ray_serve._deployment(AppArgs(autoscale=(1, 4)))
+    scaled = ray_serve._deployment(AppArgs(replicas="1-4"))
     assert scaled["autoscaling_config"] == scaling
-    delays = {"upscale_delay_s": 1, "downscale_delay_s": 0}
-    hasty = ray_serve._deployment(AppArgs(autoscale=(1, 4), **delays))
-    assert hasty["autoscaling_config"] == scaling | delays
-    with pytest.raises(OptionError, match="downscale_delay_s needs autoscale"):
-        ray_serve._deployment(AppArgs(downscale_delay_s=5))
-    with pytest.raises(OptionError, match="got 3:2"):
-        ray_serve._deployment(AppArgs(autoscale=(3, 2)))
+    assert "num_replicas" not in scaled
+    assert ray_serve._deployment(AppArgs())["num_replicas"] == 1
+
+
+@pytest.mark.parametrize("text", ["3-2", "many", "0", "-1", "1:4", "1-", "-", "", "1-4-6", "0-0"])
+def test_numbers_of_replicas_that_cannot_be(text):
+    with pytest.raises(OptionError, match=rf"as in 1-4; got '{text}'"):
+        ray_serve._deployment(AppArgs(replicas=text))
 
 
 @pytest.mark.parametrize(
@@ -118,13 +120,11 @@ def test_deployment_options():
     [
         ("--replicas 2", "--replicas needs --ray"),
         ("--address auto", "--address needs --ray"),
-        ("--ray --replicas 2 --autoscale 1:2", "not both"),
-        ("--ray --upscale-delay 2", "--upscale-delay needs --autoscale"),
         ("--ray --port 0", "--ray needs a port"),
         ("--ray --access-log", "--access-log is not for --ray"),
-        ("--ray --autoscale many", "as in 1:4; got 'many'"),
-        ("--ray --replicas 0", "--replicas must be at least 1; got 0"),
-        ("--ray --drain -1", "--drain must be at least 0; got -1"),
+        ("--ray --replicas many", "as in 1-4; got 'many'"),
+        ("--ray --replicas 0", "as in 1-4; got '0'"),
+        ("--ray --graceful-timeout -1", "--graceful-timeout must be at least 0; got -1"),
         ("--ray", 'a cluster needs ray, which cannot be found: pip install ".[distributed]"'),
     ],
 )
@@ -145,4 +145,4 @@ def test_configuration_of_the_guide():
     # Ray reads the arguments as the type that the builder declares.
     (declared,) = inspect.signature(ray_serve.app_from).parameters.values()
     args = declared.annotation.model_validate(application["args"])
-    assert (args.autoscale, args.tree) == ((1, 8), "chain(6)")
+    assert (args.replicas, args.tree) == ("1-8", "chain(6)")

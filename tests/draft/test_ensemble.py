@@ -75,7 +75,9 @@ def test_limits_that_bind_leave_the_law(verifier, num_nodes):
 def test_sampling_rules_and_truncated_drafts(rules):
     case = Case(horizon=2, max_new_tokens=2, rules=rules)
     assert error(case) < EXACT
-    assert error(case, draft_temperature=1.5, draft_top_k=2) < EXACT
+    assert (
+        error(case, drafter="ensemble(top_k=2)", draft_rules=SamplingRules(temperature=1.5)) < EXACT
+    )
 
 
 def test_three_models_and_neighbours_in_the_batch():

@@ -151,11 +151,7 @@ RARE = pytest.mark.slow
         ({"verifier": "block", "tree": "chain(3)"}, None, "compiled"),
         ({"verifier": "rrs", "tree": "fixed_width((3, 1), 'mixed(1)')"}, None, "eager"),
         ({"verifier": "layer", "tree": "fixed_width((2, 1), 'iid')"}, None, "eager"),
-        (
-            {"verifier": "traversal", "tree": "fixed_width((2, 1))", "draft_temperature": 0.7},
-            None,
-            "eager",
-        ),
+        ({"verifier": "traversal", "tree": "fixed_width((2, 1))"}, None, "eager"),
         pytest.param({"verifier": "block", "tree": "chain(3)"}, "eagle3", "compiled", marks=RARE),
         pytest.param(
             {"verifier": "rrs_without_replacement", "tree": "fixed_width((2, 2))"},
@@ -164,13 +160,13 @@ RARE = pytest.mark.slow
             marks=RARE,
         ),
         pytest.param(
-            {"verifier": "block", "tree": "chain(3)", "draft_temperature": 0.0},
+            {"verifier": "block", "tree": "chain(3)", "drafter": "model(top_k=1)"},
             None,
             "compiled",
             marks=RARE,
         ),
         pytest.param(
-            {"verifier": "block", "tree": "chain(3)", "draft_top_k": 5},
+            {"verifier": "block", "tree": "chain(3)", "drafter": "model(top_k=5)"},
             None,
             "compiled",
             marks=RARE,

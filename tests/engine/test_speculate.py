@@ -55,8 +55,7 @@ def token_after(row, index):
     [
         *({"tree": tree} for tree in ("chain(4)", "fixed_width((3, 2))", "best_first", None)),
         {
-            "draft_temperature": 0.7,
-            "draft_top_k": 5,
+            "drafter": "model(top_k=5)",
             "tree": "fixed_width((2, 2))",
             "verifier": "target_walk",
         },

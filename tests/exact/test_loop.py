@@ -236,7 +236,8 @@ def test_limits_of_a_request_keep_the_law(
 
 def test_drafting_under_other_rules_than_the_targets() -> None:
     case = Case(horizon=2, max_new_tokens=3, rules=SamplingRules(temperature=0.7))
-    assert error(case, tree="chain(2)", verifier="single_draft", draft_temperature=1.8) < 1e-12
+    rules = SamplingRules(temperature=1.8)
+    assert error(case, tree="chain(2)", verifier="single_draft", draft_rules=rules) < 1e-12
 
 
 def test_a_repetition_penalty_sees_every_node_with_its_own_path() -> None:

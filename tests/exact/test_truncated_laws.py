@@ -35,15 +35,15 @@ error = partial(loop_error, models)
 )
 def test_truncated_draft_laws(tree: str, verifier: str) -> None:
     for top_k in (1, 2):
-        assert error(ONE_TOKEN, tree=tree, verifier=verifier, draft_top_k=top_k) < 1e-12
+        assert error(ONE_TOKEN, tree=tree, verifier=verifier, drafter=f"model({top_k=})") < 1e-12
 
 
 def test_truncation_narrows_the_requests_own_rules() -> None:
     rules = SamplingRules(temperature=0.6, top_k=3, top_p=0.9)
     case = Case(horizon=2, max_new_tokens=2, rules=rules)
-    assert error(case, tree="chain(2)", verifier="single_draft", draft_top_k=2) < 1e-12
-    parts = {"draft_top_k": 2, "draft_temperature": 1.5}
-    assert error(case, tree="chain(2)", verifier="single_draft", **parts) < 1e-12
+    parts = {"tree": "chain(2)", "verifier": "single_draft", "drafter": "model(top_k=2)"}
+    assert error(case, **parts) < 1e-12
+    assert error(case, **parts, draft_rules=SamplingRules(temperature=1.5)) < 1e-12
     assert rules.within_top(2) == SamplingRules(temperature=0.6, top_k=2, top_p=0.9)
     assert rules.within_top(5) == rules
     assert SamplingRules().within_top(5) == SamplingRules(top_k=5)
@@ -53,16 +53,15 @@ def test_truncation_narrows_the_requests_own_rules() -> None:
 def test_a_truncation_that_is_not_declared_is_seen(verifier: str) -> None:
     """The same truncation, declared with the full law: the text's law is lost."""
     undeclared = KNOWN_BAD_TREES["drawn from the top two, declared with the full law"]
-    assert error(ONE_TOKEN, tree="chain(1)", verifier=verifier, draft_top_k=2) < 1e-12
+    assert error(ONE_TOKEN, tree="chain(1)", verifier=verifier, drafter="model(top_k=2)") < 1e-12
     assert error(ONE_TOKEN, tree=undeclared, verifier="rrs") > 1e-3
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"draft_top_k": 0}, "draft top_k must be at least 1, or None .*; got 0"),
-        ({"draft_top_k": 2, "drafter": "ngram"}, "drafter 'ngram' takes no"),
-        ({"draft_top_k": 2, "drafter": "model(top_k=3)"}, "drafter 'model': top_k is given twice"),
+        ({"drafter": "model(top_k=0)"}, "draft top_k must be at least 1, or None .*; got 0"),
+        ({"draft_top_k": 2}, "unknown option 'draft_top_k'"),
         ({"tree": "chain(2, 'temperatures((1,), temperatures=(1,))')"}, "temperatures is given tw"),
         ({"tree": WARM, "verifier": "k_seq"}, "drawn as Independent; legal here: .*canonical"),
     ],

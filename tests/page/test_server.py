@@ -52,8 +52,9 @@ def test_every_choice_has_its_rounds(client):
     assert hidden["rounds"] == []
 
 
-def test_a_trace_is_bounded():
-    with TestClient(toy_app(max_logprobs=100)) as client:
+def test_a_trace_is_bounded(monkeypatch):
+    monkeypatch.setattr("monge.serve.api.request_parser._MOST_SCORES", 100)
+    with TestClient(toy_app()) as client:
         body = START | {"prompt": "a", "max_tokens": 26}
         error = client.post("/v1/completions", json=body).json()["error"]
         assert error["param"] == "trace"

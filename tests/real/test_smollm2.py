@@ -53,14 +53,14 @@ def test_the_shipped_head_drafts_well(network, tokenizer, greedy_ids, temperatur
 
 
 def test_sampled_text_has_the_law_of_the_target(network, tokenizer, plain):
-    """Two tokens of the two most probable each, drafted badly by the network itself at another temperature."""
+    """Two tokens of the two most probable each, drafted badly: always the most probable token."""
     prompt, num_samples, options = plain.encode("The sky is"), 128, {"top_k": 2, "temperature": 1.5}
     decoder = monge.load(
         network,
         network,
         tokenizer=tokenizer,
         tree="chain(2)",
-        draft_temperature=4.0,
+        drafter="model(top_k=1)",
         controller="fixed",
         max_batch_size=16,
     )

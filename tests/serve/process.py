@@ -12,10 +12,10 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 @contextmanager
 def served(
-    *options: str, port: int = 0, descriptors: int | None = None, lame_duck: int = 0
+    *options: str, port: int = 0, descriptors: int | None = None, shutdown_delay: int = 0
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process and the address that it told; it may open so many file descriptors."""
-    given = ("--port", str(port), "--lame-duck", str(lame_duck), *options)
+    given = ("--port", str(port), "--shutdown-delay", str(shutdown_delay), *options)
     command = [sys.executable, "-m", "monge", "serve", *given]
     if descriptors is not None:
         command = ["bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash", *command]

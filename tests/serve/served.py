@@ -16,7 +16,7 @@ from monge.engine.decoder import Decoder
 from monge.options import ServeOptions
 from monge.serve.http.app import create_app
 from monge.serve.http.connections import ConnectionLimits
-from monge.serve.run import DrainingServer, listen, url_of
+from monge.serve.run import GracefulServer, listen, url_of
 from monge.testing.tabular import RandomTable, TabularModel
 
 ALPHABET = "\0abcdefghijklmnopqrstuvwxyz .:"
@@ -78,9 +78,9 @@ def live(app: FastAPI, limits: ConnectionLimits | None = None) -> Iterator[str]:
     """The application behind a real socket; gives its address."""
     listener = listen("127.0.0.1", 0)
     url = url_of(listener)
-    server = DrainingServer(
+    server = GracefulServer(
         app,
-        ServeOptions(drain_s=0),
+        ServeOptions(graceful_timeout_s=0),
         limits=limits,
         log_level="critical",
         timeout_graceful_shutdown=5,

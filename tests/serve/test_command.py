@@ -85,7 +85,10 @@ def test_sigterm_finishes_what_runs_and_takes_no_connection_meanwhile(server):
         ("./no-such-folder", "no folder './no-such-folder'"),
         ("--drafter nonsense", "unknown drafter 'nonsense'"),
         ("--served-model-name=", "must be one word"),
-        ("--drain -1", "--drain must be at least 0; got -1"),
+        ("--graceful-timeout -1", "--graceful-timeout must be at least 0; got -1"),
+        ("--lame-duck -1", "--lame-duck is --shutdown-delay now"),
+        ("--lame-duck=-1", "--shutdown-delay must be at least 0; got -1"),
+        ("--drain -1", "--graceful-timeout must be at least 0; got -1"),
         ("--chat-template missing.jinja", "neither 'instruction' nor a readable file"),
         ("--kv-budget 0", "kv_budget_tokens"),
         ("--logprobs-of both", "Invalid value for '--logprobs-of'"),
@@ -116,7 +119,7 @@ def test_loaded_objects_are_frozen_for_the_garbage_collector(monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     try:
         with socket.socket() as listener:
-            run.serve_until_signal(toy_app(), listener, ServeOptions(drain_s=1))
+            run.serve_until_signal(toy_app(), listener, ServeOptions(graceful_timeout_s=1))
     finally:
         signal.signal(signal.SIGTERM, before)
     assert frozen[0] > 10_000

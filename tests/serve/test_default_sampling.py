@@ -12,7 +12,7 @@ from monge.options import ServeOptions
 from monge.serve.api.request_parser import RequestParser
 from monge.serve.api.schemas import ChatRequest, CompletionRequest
 from monge.serve.http.app import create_app
-from monge.serve.settings import checked_options
+from monge.serve.settings import checked_options, default_sampling
 from tests.serve.served import toy_decoder
 
 
@@ -49,9 +49,9 @@ def test_a_checkpoint_gives_the_defaults_and_a_request_overrides_them(folder):
 def test_the_operator_overrides_or_ignores_the_checkpoint(folder):
     text = '{"temperature": 0.2, "top_k": 0}'
     kept = checked_options(ServeOptions(override_generation_config=text), str(folder))
-    assert dict(kept.default_sampling) == {"temperature": 0.2, "top_p": 0.9, "max_new_tokens": 7}
+    assert default_sampling(kept) == {"temperature": 0.2, "top_p": 0.9, "max_new_tokens": 7}
     none = checked_options(ServeOptions(generation_config="none"), str(folder))
-    assert none.default_sampling == ()
+    assert default_sampling(none) == {}
     assert asked(ServeOptions()).rules.temperature == 1.0
     override = ServeOptions(override_generation_config='{"top_p": 0.5}')
     assert asked(override).rules.top_p == 0.5
@@ -62,7 +62,7 @@ def test_the_server_has_the_defaults_that_were_found_with_its_target(folder, tex
     options = checked_options(ServeOptions(override_generation_config=text), str(folder))
     with TestClient(create_app(toy_decoder(), options)) as client:
         (card,) = client.get("/v1/models").json()["data"]
-        assert card["default_sampling"] == dict(options.default_sampling)
+        assert card["default_sampling"] == default_sampling(options)
         assert card["default_sampling"]["top_p"] == 0.9
         messages = [{"role": "user", "content": "hello"}]
         answer = client.post("/v1/chat/completions", json={"messages": messages}).json()

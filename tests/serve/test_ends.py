@@ -119,7 +119,7 @@ def test_a_scheduler_that_hangs_is_closed_and_tells_its_clients(monkeypatch, cap
     gate = Gate()
     handles = [submit(scheduler, generation(1, processors=(gate,))) for _ in range(2)]
     assert gate.reached.wait(60)
-    scheduler.close(drain=True, timeout_s=0.01)
+    scheduler.close(finish=True, timeout_s=0.01)
     assert [handle.completion(1).finish_reason for handle in handles] == ["cancelled"] * 2
     assert "the decoding thread hangs; 2 generations are given up" in caplog.text
     gate.opened.set()
@@ -149,11 +149,11 @@ def test_clients_of_a_target_that_hangs_get_a_504_and_probes_a_503(monkeypatch):
 
 
 @contextmanager
-def running(app, *, lame_duck_s=0, exits=False):
+def running(app, *, shutdown_delay_s=0, exits=False):
     """A server in a thread, and its address; whoever uses it must end it."""
     listener = run.listen("127.0.0.1", 0)
-    options = ServeOptions(drain_s=0, lame_duck_s=lame_duck_s)
-    server = run.DrainingServer(app, options, exits=exits, log_level="critical")
+    options = ServeOptions(graceful_timeout_s=0, shutdown_delay_s=shutdown_delay_s)
+    server = run.GracefulServer(app, options, exits=exits, log_level="critical")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     url = run.url_of(listener)
     thread.start()
@@ -185,8 +185,8 @@ def test_a_server_that_stops_tells_those_whom_it_ends(caplog):
     assert not caplog.records
 
 
-def test_a_lame_duck_serves_on_and_is_not_ready():
-    with running(toy_app(), lame_duck_s=600) as (server, url):
+def test_a_server_serves_on_in_its_shutdown_delay_and_is_not_ready():
+    with running(toy_app(), shutdown_delay_s=600) as (server, url):
         server.handle_exit(signal.SIGTERM, None)
         wait_for(lambda: httpx.get(f"{url}/ready").status_code == 503)
         assert httpx.get(f"{url}/health").status_code == 200

@@ -240,8 +240,9 @@ def test_a_prompt_is_scored_once_for_its_choices(client, decoder, monkeypatch, i
         assert len(one["token_logprobs"]) > length
 
 
-def test_log_probabilities_of_an_answer_are_bounded(decoder):
-    with served(decoder, max_logprobs=1000) as bounded:
+def test_log_probabilities_of_an_answer_are_bounded(decoder, monkeypatch):
+    monkeypatch.setattr("monge.serve.api.request_parser._MOST_SCORES", 1000)
+    with served(decoder) as bounded:
         for fields, num in (
             ({"max_tokens": 48, "logprobs": 20}, 1008),
             ({"max_tokens": 4, "logprobs": 20, "n": 12}, 1008),

@@ -30,8 +30,8 @@ def told(**fields):
 
 REFUSED = {
     COMPLETIONS: [
-        ({"n": 33}, "n", "at most 32 completions"),
-        ({"prompt": ["a"] * 17, "n": 2}, "n", "at most 32 completions"),
+        ({"n": 129}, "n", "less than or equal to 128"),
+        ({"prompt": ["a"] * 65, "n": 2}, "n", "at most 128 completions"),
         ({"prompt": [99], "echo": True}, "prompt", "must lie in 0..29; got 99"),
         ({"logit_bias": {"99": 1}}, "logit_bias", "must lie in 0..29; got 99"),
         ({"stop_token_ids": [10**6]}, "stop_token_ids", "token ids must lie in 0..29"),

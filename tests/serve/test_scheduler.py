@@ -183,13 +183,13 @@ def test_closing_finishes_what_was_taken_or_cuts_it_short():
     scheduler = Scheduler(decoder(max_batch_size=2))
     handles = [submit(scheduler, generation(1, seed=row)) for row in range(5)]
     scheduler.start()
-    scheduler.close(drain=True)
+    scheduler.close(finish=True)
     assert [handle.completion(1).finish_reason for handle in handles] == ["length"] * 5
 
     scheduler = Scheduler(decoder(max_batch_size=1))
     scheduler.start()
     handles = [submit(scheduler, generation(1, tokens=3000)) for _ in range(2)]
-    scheduler.close(drain=True, timeout_s=0.05)
+    scheduler.close(finish=True, timeout_s=0.05)
     assert [handle.completion(1).finish_reason for handle in handles] == ["cancelled"] * 2
     assert is_empty(scheduler)
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from transformers import set_seed
@@ -24,7 +24,6 @@ from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError, unknown_name
 from monge.core.model import SequenceModel
 from monge.core.registry import Registry
-from monge.core.setting_types import is_of
 from monge.core.verdict import StepRecord
 from monge.defaults import ADAPTIVE, STEADY
 from monge.draft.by_name import settings_of
@@ -48,7 +47,6 @@ _ROOMS: Final[Mapping[str, Registry[Any]]] = {
     "controller": CONTROLLERS,
     "draft_backend": BACKENDS,
 }
-_NUMBERS: Final = ("draft_temperature", "draft_top_k")
 _FORM: Final = (
     "write 'name: part=value, ...', e.g. 'deep: tree=chain(8), controller=goodput, verifier=block'"
 )
@@ -283,8 +281,7 @@ def named_arm(text: str) -> MongeArm:
 
     Args:
         text: `name: part=value, ..`; parts are written as on the command line (`drafter`, `tree`,
-            `verifier`, `controller`, `draft_backend`, `draft_temperature`, `draft_top_k`). `name:`
-            is an arm with the default parts.
+            `verifier`, `controller`, `draft_backend`). `name:` is an arm with the default parts.
 
     Raises:
         OptionError: If it cannot be read, or names a part, setting or value that does not exist, or
@@ -321,13 +318,8 @@ def with_named(arms: Sequence[Arm], texts: Sequence[str]) -> list[Arm]:
     return together
 
 
-def _checked(text: str, key: str, value: str) -> str | float:
-    if key in _ROOMS:
-        _ROOMS[key].parse(value)
-        return value
-    if key not in _NUMBERS:
-        raise unknown_name(f"part of arm {text!r}:", key, (*_ROOMS, *_NUMBERS))
-    node = ast.parse(value, mode="eval").body
-    if not isinstance(node, ast.Constant) or not is_of(node.value, float):
-        raise OptionError(f"arm {text!r}: {key} must be a number; got {value!r}")
-    return cast(float, node.value)
+def _checked(text: str, key: str, value: str) -> str:
+    if key not in _ROOMS:
+        raise unknown_name(f"part of arm {text!r}:", key, _ROOMS)
+    _ROOMS[key].parse(value)
+    return value

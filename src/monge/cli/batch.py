@@ -4,6 +4,7 @@ Ray Data runs `worker` in its processes, so that rows are decoded by the same co
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import time
@@ -48,10 +49,12 @@ _BLOCK_ROWS: Final = 128
 _BLOCKS_A_WORKER: Final = 4
 """With Ray: so that workers end at about the same time, and a lost worker loses little."""
 _PREFILL_CHUNK: Final = 512
+_DIGITS: Final = 12
 _MOST_SHOWN: Final = 40
 """Characters of a wrong value in an error."""
 _UNREAD: Final[Mapping[str, Any]] = {
     "id": None,
+    "options": None,
     "text": None,
     "token_ids": None,
     "finish_reason": "error",
@@ -74,10 +77,13 @@ class RowRules:
             as row i of `Decoder.generate` does; a row with a seed of its own has stream 0 of it.
         prompt_field: Field with the prompt: text, or a list of token ids. A row without it may have
             `messages`, which the model's chat template writes.
+        fingerprint: Of everything that the command was given and that changes texts; output rows
+            have it, so that a command with other options does not continue them.
     """
 
     options: Mapping[str, Any]
     prompt_field: str
+    fingerprint: str = ""
 
 
 @options.command(without=("chat_template",), one=("controller",))
@@ -106,7 +112,7 @@ def batch(
     A row is an object with `prompt` (text or token ids), perhaps an `id`, and perhaps a `seed`,
     `temperature` or another option of its own. Row i of OUT is that of IN; a row that cannot be
     decoded has an `error`, and the status is 1 if there is any. A command that was interrupted goes
-    on after the rows that OUT has. docs/scaling.md says more.
+    on after the rows that OUT has, if its options are the same. docs/scaling.md says more.
 
     **Examples**
 
@@ -124,11 +130,11 @@ def batch(
         )
     from monge.cli.progress import working  # imports torch, which takes seconds
 
-    rules = RowRules(changed(sampling), prompt_field)
+    rules = RowRules(changed(sampling), prompt_field, _fingerprint(load, sampling, prompt_field))
     total = _checked(source, output, rules)
     rows, start = counted(total, "row"), time.perf_counter()
     with working() as work, _opened(output) as file:
-        done, num_errors, end = (0, 0, 0) if overwrite else _kept(file, source)
+        done, num_errors, end = (0, 0, 0) if overwrite else _kept(file, source, rules)
         if done == total:
             say(f"{str(output)!r} has its {rows} already; --overwrite decodes them anew")
         else:
@@ -159,6 +165,14 @@ def batch(
     if num_errors:
         say(f"{num_errors} of {rows} could not be decoded; see their `error`", "yellow")
         raise typer.Exit(1)
+
+
+def _fingerprint(load: LoadOptions, sampling: SamplingOptions, prompt_field: str) -> str:
+    """Return a short digest of the options that change texts; memory may ask for another batch size."""
+    given = {**changed(load), "sampling": changed(sampling), "prompt_field": prompt_field}
+    given.pop("max_batch_size", None)
+    text = json.dumps(given, sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
 def _checked(source: Path, output: Path, rules: RowRules) -> int:
@@ -222,27 +236,31 @@ def _opened(output: Path) -> Iterator[IO[bytes]]:
                 output.unlink(missing_ok=True)
 
 
-def _kept(file: IO[bytes], source: Path) -> tuple[int, int, int]:
+def _kept(file: IO[bytes], source: Path, rules: RowRules) -> tuple[int, int, int]:
     """Return how many rows an output has, how many of them have an error, and where they end.
 
     A row that was being written when the command ended does not count.
 
     Raises:
-        OptionError: If a line is not that of the input's row.
+        OptionError: If a line is not that of the input's row, or was made with other options.
     """
     done = num_errors = end = 0
     rows = _rows(source)
     file.seek(0)
     for line in file:
         row = next(rows, None)
-        begin = b"" if row is None else _begin(done, row)
+        row_begin = b"" if row is None else _begin(done, row)
+        begin = row_begin + b'"options": "%s", ' % rules.fingerprint.encode()
         is_whole = line.endswith(b"}\n")
         if row is None or not (
             line.startswith(begin) or (begin.startswith(line) and not line.endswith(b"\n"))
         ):
+            reason = f"does not belong to row {done} of {str(source)!r}"
+            if row is not None and line.startswith(row_begin):
+                reason = "was made with other options; give the same ones to go on with it"
             raise OptionError(
-                f"line {done + 1} of {file.name!r} does not belong to row {done} of "
-                f"{str(source)!r}; give another name, or write it anew with --overwrite"
+                f"line {done + 1} of {file.name!r} {reason}; or give another name, or write it "
+                "anew with --overwrite"
             )
         if not is_whole:
             break
@@ -304,7 +322,8 @@ def decode_rows(
     """
     from monge.engine.batch import decode
 
-    rows = [dict[str, Any](row=first + place, **_UNREAD) for place in range(len(lines))]
+    unread = {**_UNREAD, "options": rules.fingerprint}
+    rows = [dict[str, Any](row=first + place, **unread) for place in range(len(lines))]
     sessions: dict[int, Session] = {}
     for place, (row, line) in enumerate(zip(rows, lines, strict=True)):
         try:

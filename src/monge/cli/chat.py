@@ -44,4 +44,4 @@ def chat(
     # The help and a wrong option need no torch, whose import takes seconds.
     from monge.cli.talk import talk
 
-    talk(load, sampling, system, reads_defaults=generation_config == "auto", verbose=bool(verbose))
+    talk(load, sampling, system, reads_defaults=generation_config == "auto", verbose=verbose)

@@ -61,5 +61,5 @@ def generate(
         trace=trace,
         html=html,
         as_json=as_json,
-        verbose=bool(verbose),
+        verbose=verbose,
     )

@@ -16,12 +16,19 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from monge.cli.console import reported
+from monge.cli.console import reported, say
 from monge.config import read_config
 from monge.core.errors import OptionError, unknown_name
 from monge.core.parts import HEADS, PARTS
 from monge.loading.hub import check_model_name, nearest
-from monge.options import LoadOptions, SamplingOptions, ServeOptions, flag_of, options_of
+from monge.options import (
+    FORMER_KEYS,
+    LoadOptions,
+    SamplingOptions,
+    ServeOptions,
+    flag_of,
+    options_of,
+)
 from monge.prompts import read_prompts
 
 SETTINGS: Final[dict[str, Any]] = {
@@ -76,6 +83,8 @@ def group(
             place = places.get(str(name))
             if not isinstance(place, str):
                 return name, command, rest
+            if place == "serve":
+                rest = [_present_flag(word) for word in rest]
             if not ctx.resilient_parsing:  # nothing is run for completions
                 reported(check_early)(rest, place)
             app = typer.Typer(**SETTINGS)
@@ -86,6 +95,17 @@ def group(
     app = typer.Typer(help=help, cls=LazyGroup, no_args_is_help=True, **{**SETTINGS, **settings})
     app.callback()(callback)
     return app
+
+
+def _present_flag(word: str) -> str:
+    """Return a word of a command line with the present name of a flag that had another one."""
+    flag, *value = word.split("=", 1)
+    key = flag.removeprefix("--").replace("-", "_")
+    if not flag.startswith("--") or key not in FORMER_KEYS:
+        return word
+    present = f"--{FORMER_KEYS[key].replace('_', '-')}"
+    say(f"{flag} is {present} now; the next release takes no other name", "yellow")
+    return "=".join((present, *value))
 
 
 def _first_line(place: str) -> str:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Annotated, Any, Final
 
 import typer
@@ -153,7 +154,8 @@ def command(
             if settings.panel and key not in without and (wanted is None or key in wanted):
                 places[key] = name, settings
                 several = key in many
-                kind = list[settings.kind] if settings.several or several else settings.kind
+                kind = str if isinstance(settings.kind, UnionType) else settings.kind
+                kind = list[kind] if settings.several or several else kind
                 written = entry(
                     group, key, can_undo=can_undo, several=several, default=usual.get(key)
                 )
@@ -243,7 +245,9 @@ Attention = Annotated[str | None, entry(LoadOptions, "attention")]
 Backend = Annotated[str | None, entry(LoadOptions, "backend")]
 DraftBackend = Annotated[str | None, entry(LoadOptions, "draft_backend")]
 Threads = Annotated[int | None, entry(ServeOptions, "threads")]
-Verbose = Annotated[bool | None, entry(ServeOptions, "verbose")]
+Verbose = Annotated[
+    bool, option("--verbose", OUTPUT, "Say what runs and where the time goes.", None, "-v")
+]
 Chat = Annotated[
     bool,
     option(

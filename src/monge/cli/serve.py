@@ -32,6 +32,7 @@ def serve(
     *,
     load: LoadOptions,
     settings: ServeOptions,
+    verbose: options.Verbose = False,
 ) -> None:
     """Serve a model over HTTP, as the OpenAI API does.
 
@@ -47,7 +48,7 @@ def serve(
         monge serve ./my-target --drafter ngram --controller goodput --port 8080
         monge serve --controller goodput --controller fixed
         MONGE_API_KEY=secret monge serve ./my-target --host 0.0.0.0
-        monge serve ./my-target --ray --address auto --autoscale 1:8 --gpus-per-replica 1
+        monge serve ./my-target --ray --address auto --replicas 1-8 --gpus-per-replica 1
     """
     _check_ray(settings)
     if not 0 <= settings.port <= _LARGEST_PORT:  # the resolver would take it modulo 65536
@@ -57,14 +58,19 @@ def serve(
     if settings.use_ray:
         _serve_with_ray(load, settings)
     else:
-        _serve_here(load, settings)
+        _serve_here(load, settings, verbose=verbose)
 
 
-def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
+def _serve_here(load: LoadOptions, options: ServeOptions, *, verbose: bool) -> None:
     from monge.cli.generation import loaded
     from monge.serve import run
     from monge.serve.http.app import create_app
-    from monge.serve.settings import checked_options, hosts_to_accept, is_loopback
+    from monge.serve.settings import (
+        checked_options,
+        default_sampling,
+        hosts_to_accept,
+        is_loopback,
+    )
 
     is_open = not (options.has_keys or is_loopback(options.host))
     options = replace(options, allowed_hosts=hosts_to_accept(options))
@@ -75,9 +81,9 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
         app = create_app(decoder, options)
         url = run.url_of(listener, is_secure=options.ssl_certfile is not None)
         where = f"serving {options.served_model_name} at {url}/v1; in a browser: {url}/"
-        _say(decoder, where, verbose=options.verbose, is_open=is_open)
-        if options.default_sampling:
-            told = ", ".join(f"{name} {value}" for name, value in options.default_sampling)
+        _say(decoder, where, verbose=verbose, is_open=is_open)
+        if sampling := default_sampling(options):
+            told = ", ".join(f"{name} {value}" for name, value in sampling.items())
             say(f"requests without settings get {told}; --generation-config none for temperature 1")
         run.serve_until_signal(app, listener, options)
 
@@ -112,11 +118,6 @@ def _check_ray(settings: ServeOptions) -> None:
                 f"{flags[name]} is not for --ray: Ray has its own proxy and logs, and moves "
                 "requests to other replicas before one leaves"
             )
-    if "autoscale" in given and "num_replicas" in given:
-        raise OptionError("give --replicas or --autoscale, not both")
-    for name in ("upscale_delay_s", "downscale_delay_s"):
-        if name in given and "autoscale" not in given:
-            raise OptionError(f"{flags[name]} needs --autoscale")
     if settings.port == 0:
         raise OptionError("--ray needs a port; got 0")
 
@@ -130,8 +131,7 @@ def _serve_with_ray(load: LoadOptions, settings: ServeOptions) -> None:
 
     hosts = {"allowed_hosts": hosts_to_accept(settings)}
     given = changed(load) | changed(settings) | hosts
-    if settings.autoscale is not None:
-        given["autoscale"] = range_of(settings.autoscale)
+    range_of(str(settings.replicas))
     args = AppArgs(**{name: value for name, value in given.items() if name in AppArgs.model_fields})
     ray = require_ray("serve")
     application, serve = app_from(args), ray.serve

@@ -5,14 +5,22 @@ from typing import Any, Final
 
 import torch
 from fastapi import FastAPI
-from pydantic import ConfigDict, Field, create_model
+from pydantic import AliasChoices, ConfigDict, Field, create_model
 
 from monge.api import load as load_decoder
 from monge.core.errors import OptionError
 from monge.distributed.ray_cluster import require_ray
 from monge.distributed.shared_metrics import SharedMetrics
 from monge.engine.process import settle_objects
-from monge.options import HERE_ONLY, LoadOptions, Option, ServeOptions, changed, options_of
+from monge.options import (
+    FORMER_KEYS,
+    HERE_ONLY,
+    LoadOptions,
+    Option,
+    ServeOptions,
+    changed,
+    options_of,
+)
 from monge.serve.http.app import create_app
 from monge.serve.observe.metrics import Gather, ServerMetrics
 from monge.serve.settings import checked_options
@@ -26,9 +34,10 @@ def _field(name: str, option: Option) -> Any:  # noqa: ANN401 (as pydantic takes
     kind, default = option.kind, _DEFAULTS[name]
     if option.several:
         kind = tuple[kind, ...] if default == () else kind | tuple[kind, ...]
-    elif name == "autoscale":
-        kind = tuple[int, int]
-    return kind | None, Field(default, description=option.help, ge=option.least)
+    names = [f"{former}_s" for former, present in FORMER_KEYS.items() if f"{present}_s" == name]
+    aliases = AliasChoices(name, *names)
+    described = {"description": option.help, "ge": option.least}
+    return kind | None, Field(default, validation_alias=aliases, **described)
 
 
 _FIELDS: Final = {
@@ -55,17 +64,18 @@ def _split(args: AppArgs) -> tuple[LoadOptions, ServeOptions]:
 
 
 def range_of(text: str) -> tuple[int, int]:
-    """Return two numbers with a colon between them.
+    """Return the fewest and the most replicas.
 
     Raises:
-        OptionError: If they are not.
+        OptionError: If the text is no number above 0, and no range of numbers.
     """
-    fewest, colon, most = text.partition(":")
-    if not (colon and fewest.isdecimal() and most.isdecimal()):
+    fewest, dash, most = text.partition("-")
+    numbers = [int(end) for end in (fewest, most if dash else fewest) if end.isdecimal()]
+    if len(numbers) != 2 or numbers[0] > numbers[1] or numbers[1] < 1:
         raise OptionError(
-            f"--autoscale takes the fewest and the most replicas, as in 1:4; got {text!r}"
+            f"replicas must be a number, or the fewest and the most of them as in 1-4; got {text!r}"
         )
-    return int(fewest), int(most)
+    return numbers[0], numbers[1]
 
 
 class Replica:
@@ -111,24 +121,14 @@ def _deployment(args: AppArgs) -> dict[str, Any]:
         # replica can still take it.
         "max_ongoing_requests": 2 * rows,
         "max_queued_requests": serve.max_waiting,
-        "graceful_shutdown_timeout_s": serve.drain_s,
+        "graceful_shutdown_timeout_s": serve.graceful_timeout_s,
         "graceful_shutdown_wait_loop_s": 0.1,
     }
-    names = {"upscale_delay_s", "downscale_delay_s"}
-    delays = {name: value for name, value in changed(serve).items() if name in names}
-    if serve.autoscale is None:
-        if delays:
-            raise OptionError(
-                f"{next(iter(delays))} needs autoscale: the number of replicas is fixed"
-            )
-        return options | {"num_replicas": serve.num_replicas}
-    fewest, most = serve.autoscale
-    if not 0 <= fewest <= most or most < 1:
-        raise OptionError(
-            f"autoscale needs the fewest and the most replicas, as in 1:4; got {fewest}:{most}"
-        )
+    fewest, most = range_of(str(serve.replicas))
+    if fewest == most:
+        return options | {"num_replicas": most}
     scaling = {"min_replicas": fewest, "max_replicas": most, "target_ongoing_requests": rows}
-    return options | {"autoscaling_config": scaling | delays}
+    return options | {"autoscaling_config": scaling}
 
 
 def _build(args: AppArgs) -> FastAPI:

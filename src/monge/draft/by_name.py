@@ -23,8 +23,6 @@ _WORDS: Final = {
     "model": "draft model (draft=...)",
     "models": "list of draft models (draft=[A, B])",
     "tree": "tree",
-    "rules": "draft temperature",
-    "top_k": "draft top-k",
 }
 
 

@@ -37,8 +37,8 @@ _HUNG_S: Final = 15
 """Seconds after which a server that was to have ended by then hangs."""
 
 
-class DrainingServer(uvicorn.Server):
-    """Ends the remaining generations after the drain period, so that their clients get an error.
+class GracefulServer(uvicorn.Server):
+    """Ends the remaining generations after the graceful timeout, so that their clients get an error.
 
     Uvicorn alone would only close their connections.
 
@@ -71,11 +71,11 @@ class DrainingServer(uvicorn.Server):
             "server_header": False,
             "backlog": limits.backlog,
             "timeout_keep_alive": _KEEP_ALIVE_S,
-            "timeout_graceful_shutdown": options.drain_s + _TELL_S,
+            "timeout_graceful_shutdown": options.graceful_timeout_s + _TELL_S,
         }
         super().__init__(uvicorn.Config(app, **defaults | config))
         self._state, self._options = app.state, options
-        patience_s = options.drain_s + _TELL_S + _HUNG_S
+        patience_s = options.graceful_timeout_s + _TELL_S + _HUNG_S
         self._exit_timer = threading.Timer(patience_s, _exit) if exits else None
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
@@ -95,7 +95,7 @@ class DrainingServer(uvicorn.Server):
         """Report not ready, then refuse new connections, and wait for the open connections."""
         self._state.leave()
         is_told = signal.SIGTERM in self._captured_signals
-        end = time.monotonic() + self._options.lame_duck_s * is_told
+        end = time.monotonic() + self._options.shutdown_delay_s * is_told
         while time.monotonic() < end and signal.SIGINT not in self._captured_signals:
             await asyncio.sleep(_TICK_S)
         if self._exit_timer is not None:
@@ -108,7 +108,7 @@ class DrainingServer(uvicorn.Server):
             late.cancel()
 
     async def _end_late(self) -> None:
-        await asyncio.sleep(self._options.drain_s)
+        await asyncio.sleep(self._options.graceful_timeout_s)
         self._state.end_reading()
         await asyncio.to_thread(self._state.end_generations)
 
@@ -158,12 +158,12 @@ def serve_until_signal(app: FastAPI, listener: socket.socket, options: ServeOpti
     Args:
         app: The application, made by `create_app`.
         listener: A listening socket.
-        options: As for `DrainingServer`.
+        options: As for `GracefulServer`.
     """
     raise_descriptor_limit()
     log_config = log_config_of(options.log_format, logs_requests=options.access_log)
-    server = DrainingServer(app, options, exits=True, log_config=log_config)
-    # uvicorn raises the signal once more when it is done; having drained is no failure.
+    server = GracefulServer(app, options, exits=True, log_config=log_config)
+    # uvicorn raises the signal once more when it is done; that is no failure.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     settle_objects()
     try:

@@ -50,12 +50,9 @@ def checked_options(options: ServeOptions, target: str | None = None) -> ServeOp
     if options.logprobs_of not in get_args(LogprobSource):
         known = ", ".join(get_args(LogprobSource))
         raise OptionError(f"logprobs_of must be one of {known}; got {options.logprobs_of!r}")
-    sizes = ("max_request_bytes", "max_choices", "max_logprobs")
-    for field in (*sizes, "request_timeout_s"):
-        value = getattr(options, field)
-        is_never = value == 0 and field == "request_timeout_s"
-        if not (is_never or (value > 0 and math.isfinite(value))):
-            raise OptionError(f"{field} must be positive; got {value}")
+    seconds = options.request_timeout_s
+    if not (seconds >= 0 and math.isfinite(seconds)):
+        raise OptionError(f"request_timeout_s must be positive, or 0 for never; got {seconds}")
     if (options.ssl_keyfile is None) != (options.ssl_certfile is None):
         raise OptionError("TLS needs both: give ssl_keyfile and ssl_certfile, or neither")
     if options.ssl_certfile is not None:
@@ -67,15 +64,22 @@ def checked_options(options: ServeOptions, target: str | None = None) -> ServeOp
             raise OptionError(f"{files}: no certificate with its key: {error}") from error
     if options.root_path and not re.fullmatch(r"(/[\w.~-]+)+", options.root_path, re.ASCII):
         raise OptionError(f"root_path must be a path such as /models; got {options.root_path!r}")
-    sampling = tuple(_default_sampling(options, target).items())
-    return replace(options, served_model_name=name, default_sampling=sampling)
+    # What was found with the target takes the place of what the operator has stated.
+    sampling = json.dumps(default_sampling(options, target))
+    return replace(options, served_model_name=name, override_generation_config=sampling)
 
 
-def _default_sampling(options: ServeOptions, target: str | None) -> dict[str, Any]:
-    """Return the sampling settings of requests that state none: the operator's over the checkpoint's."""
-    found = dict(options.default_sampling)  # of options that were checked with their target
-    if target is not None and options.generation_config != "none":
-        found = sampling_defaults(target)
+def default_sampling(options: ServeOptions, target: str | None = None) -> dict[str, Any]:
+    """Return the sampling settings of requests that state none: the operator's over the checkpoint's.
+
+    Args:
+        options: The server's; checked options have those of the checkpoint too.
+        target: As for `checked_options`.
+
+    Raises:
+        OptionError: If a setting is unknown, or lies outside its bounds.
+    """
+    found = {} if options.generation_config == "none" else sampling_defaults(target)
     if (text := options.override_generation_config) is None:
         return found
     try:

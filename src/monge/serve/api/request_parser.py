@@ -35,8 +35,13 @@ from monge.serve.api.schemas import (
     TokensRequest,
 )
 from monge.serve.api.tools import CallFormat, ToolUse, call_format
+from monge.serve.settings import default_sampling
 
 DEFAULT_MAX_TOKENS: Final = 16
+_MOST_CHOICES: Final = 128
+"""Completions of a request: prompts times n."""
+_MOST_SCORES: Final = 1 << 19
+"""Log-probabilities of an answer, or most nodes of its trees."""
 """Default of completions, as in the OpenAI API; the default of a chat answer is the rest of the
 context."""
 
@@ -125,7 +130,7 @@ class RequestParser:
     ) -> None:
         self._decoder, self._options, self._chat = decoder, options, decoder.chat_format
         self._max_sequence_tokens = max_sequence_tokens
-        self._defaults: dict[str, Any] = DEFAULTS | dict(options.default_sampling)
+        self._defaults: dict[str, Any] = DEFAULTS | default_sampling(options)
         self._most_new = self._defaults.pop("max_new_tokens", None)
         vocabulary = getattr(decoder.tokenizer, "get_vocab", None)
         self._longest_token = None if vocabulary is None else max(map(len, vocabulary()))
@@ -184,9 +189,9 @@ class RequestParser:
             wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
             logprobs, prefix = body.logprobs, "cmpl-"
         each = body.n or 1
-        if len(prompts) * each > self._options.max_choices:
+        if len(prompts) * each > _MOST_CHOICES:
             raise refused(
-                f"this server makes at most {self._options.max_choices} completions for a "
+                f"this server makes at most {_MOST_CHOICES} completions for a "
                 f"request; asked for: n={each} for {len(prompts)} prompt(s)",
                 "n",
             )
@@ -449,15 +454,14 @@ class RequestParser:
         num_nodes = sum(row.max_new_tokens * (1 + row.limits.nodes(widest)) for row in traced)
         what = "top log-probabilities", "tokens, choices or logprobs"
         trees = "most nodes of a tree", "tokens or choices, or limit speculation.max_nodes"
-        most = self._options.max_logprobs
         for field, num, (more, less) in (
             ("logprobs", each * num_scores, what),
             ("trace", each * num_nodes, trees),
         ):
-            if num > most:
+            if num > _MOST_SCORES:
                 raise refused(
                     f"{field}: choices x tokens x (1 + {more}) = {num}; this server gives at most "
-                    f"{most} in an answer; ask for fewer {less}",
+                    f"{_MOST_SCORES} in an answer; ask for fewer {less}",
                     field,
                 )
 

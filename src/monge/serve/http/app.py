@@ -36,6 +36,7 @@ _LONGEST_PATH: Final = 100
 _WATCH_S: Final = 1.0
 _CLOSE_S: Final = 5.0
 _BODY_TIMEOUT_S: Final = 30
+_MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 _MAX_HELD_BYTES: Final = 64 * 1024 * 1024
 """Most bytes of large bodies that wait to be parsed, of all requests together."""
 _MODEL: Final = "#/components/schemas/{model}"
@@ -130,7 +131,7 @@ def create_app(
         watching.cancel()
         service.trials.close()
         # The connections are gone by now, and what they had asked for is finished or cancelled.
-        await asyncio.to_thread(scheduler.close, drain=True, timeout_s=_CLOSE_S)
+        await asyncio.to_thread(scheduler.close, finish=True, timeout_s=_CLOSE_S)
 
     app = _Described(
         title="monge",
@@ -143,7 +144,7 @@ def create_app(
     )
     app.state.snapshot, app.state.leave = scheduler.snapshot, service.leave
     app.state.end_reading = service.end_reading
-    app.state.end_generations = partial(scheduler.close, drain=False)
+    app.state.end_generations = partial(scheduler.close, finish=False)
     _add_routes(app, service)
     for path, (name, kind) in FILES.items():
         app.add_api_route(
@@ -153,7 +154,7 @@ def create_app(
     # The last one added is the first one asked.
     app.add_middleware(
         BoundedBodies,
-        max_bytes=options.max_request_bytes,
+        max_bytes=_MAX_BODY_BYTES,
         max_held_bytes=_MAX_HELD_BYTES,
         timeout_s=_BODY_TIMEOUT_S,
     )

@@ -31,6 +31,7 @@ from monge.serve.api.schemas import TextRequest, TokensRequest
 from monge.serve.api.streaming import EventStream, Outputs
 from monge.serve.observe.metrics import ServerMetrics
 from monge.serve.scheduling.scheduler import Scheduler, controller_of
+from monge.serve.settings import default_sampling
 
 
 class Service:
@@ -65,7 +66,7 @@ class Service:
             "backend": decoder.backend,
             "drafters": drafters_of(self._origins),
             "verifier": self._components.rule.title,
-            "default_sampling": dict(options.default_sampling),
+            "default_sampling": default_sampling(options),
         }
         metrics.watch(scheduler.snapshot, decoder.backend)
 

@@ -166,7 +166,7 @@ class Scheduler:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close(drain=False)
+        self.close(finish=False)
 
     def start(self) -> None:
         """Start the decoding thread; generations that were submitted before are decoded too."""
@@ -258,18 +258,18 @@ class Scheduler:
                 by_controller=dict(self._by_controller),
             )
 
-    def close(self, *, drain: bool = True, timeout_s: float | int | None = None) -> None:
+    def close(self, *, finish: bool = True, timeout_s: float | int | None = None) -> None:
         """Accept no more generations and end the thread.
 
         Args:
-            drain: Whether waiting and running generations are finished first; else they are
+            finish: Whether waiting and running generations are finished first; else they are
                 cancelled.
             timeout_s: Seconds until the remaining generations are cancelled; `None` for no limit.
         """
         with self._changed:
             self._is_open = False
             self._changed.notify_all()
-        if drain and self._thread.is_alive():
+        if finish and self._thread.is_alive():
             self._thread.join(timeout_s)
         with self._changed:
             left = [*self._waiting.entries.values(), *self._running.values()]
