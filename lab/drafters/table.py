@@ -18,10 +18,10 @@ from torch import Tensor
 
 from lab.shape.diagonal import head_with
 from monge.api import drafts_of
-from monge.bench.arms import MongeArm, TokenIds
+from monge.bench.arms import TokenIds, named_arm
 from monge.bench.pair import Pair
 from monge.bench.runner import Measurement, Settings, measure
-from monge.bench.statistics import RepeatSummary
+from monge.bench.statistics import RepeatSummary, paired_ratios
 from monge.core.errors import MongeError
 from monge.core.metrics import block_efficiency
 from monge.draft.by_name import drafters_in, options_of
@@ -36,8 +36,8 @@ from monge.training.texts import Texts, feature_model, gradient_ends, read_texts
 NODES: Final = 16
 """Most drafted nodes of a round."""
 TREES: Final = {
-    0.0: {"tree": f"best_first({NODES}, 3, 4)", "verifier": "target_walk"},
-    1.0: {"tree": "fixed_width((3, 2, 1), children='iid')", "verifier": "rrs"},
+    0.0: f"tree=best_first({NODES}, 3, 4), verifier=target_walk",
+    1.0: "tree=fixed_width((3, 2, 1), children='iid'), verifier=rrs",
 }
 """Tree and rule of drafters with laws, by temperature."""
 VARIANTS: Final = ("none", "temperature", "gaussian")
@@ -193,9 +193,7 @@ def _lines(
     temperature: float,
     say: Callable[[str], None],
 ) -> Iterator[Line]:
-    arms = [
-        MongeArm(name=entry.name, settings=_parts(entry.drafter, temperature)) for entry in drafters
-    ]
+    arms = [named_arm(_parts(entry.drafter, temperature)) for entry in drafters]
     at = Settings(**{**asdict(settings), "temperatures": (temperature,), "batch_sizes": (1,)})
     measured = measure(
         pair,
@@ -204,7 +202,7 @@ def _lines(
         at,
         on_call=lambda name, *_: say(f"{name}, temperature {temperature:g}"),
     )
-    plain = next(one for one in measured if one.arm.name == PLAIN)
+    plain = measured[[entry.name for entry in drafters].index(PLAIN)]
     for entry, one in zip(drafters, measured, strict=True):
         if one.failure is not None:
             raise MongeError(
@@ -213,28 +211,20 @@ def _lines(
         yield _line(entry, one, plain)
 
 
-def _parts(drafter: str, temperature: float) -> dict[str, Any]:
+def _parts(drafter: str, temperature: float) -> str:
     has_laws = any("tree" in options_of(one) for one in drafters_in(drafter))
-    return {
-        "drafter": drafter,
-        "controller": f"fixed(max_nodes={NODES})",
-        **(TREES[temperature] if has_laws else {}),
-    }
+    shape = f", {TREES[temperature]}" if has_laws else ""
+    return f"drafter={drafter}, controller=fixed(max_nodes={NODES}){shape}"
 
 
 def _line(entry: Entry, one: Measurement, plain: Measurement) -> Line:
     return Line(
         name=entry.name,
-        temperature=one.temperature,
+        temperature=one.work.temperature,
         block_efficiency=block_efficiency(one.records),
         nodes_per_round=sum(record.num_nodes for record in one.records) / len(one.records),
         tokens_per_s=RepeatSummary.of(one.tokens_per_s).median,
-        over_plain=RepeatSummary.of(
-            [
-                ours / theirs
-                for ours, theirs in zip(one.tokens_per_s, plain.tokens_per_s, strict=True)
-            ]
-        ),
+        over_plain=RepeatSummary.of(paired_ratios(one.tokens_per_s, plain.tokens_per_s)),
         training_s=entry.training_s,
         training_tokens=entry.training_tokens,
     )

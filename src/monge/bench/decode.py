@@ -129,7 +129,7 @@ def tune_assistant(
         return {}, [{"failure": failures[0]}]
     tried = [
         {
-            "temperature": measurement.temperature,
+            "temperature": measurement.work.temperature,
             **assistant_options(int(measurement.arm.name)),
             "tokens_per_s": median(measurement.tokens_per_s),
         }

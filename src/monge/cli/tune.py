@@ -10,9 +10,11 @@ from typing import Any, Final
 
 from rich.table import Table
 
+from monge.bench.arms import arms_of, named_arm
 from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import busy_note, provenance
-from monge.bench.tune import FREE, Candidate, Workload, arms_of, grid, lengths, search
+from monge.bench.runner import Measurement, Workload
+from monge.bench.tune import FREE, grid, lengths, search
 from monge.cli import options
 from monge.cli.console import plain_table, print_tables, say, show, write_document
 from monge.cli.options import option, panel
@@ -33,7 +35,7 @@ SHORTEST: Final = 8
 """Fewest tokens of a text from which anything is concluded."""
 _SHOWN: Final = 8
 """Rows of the table."""
-PLAIN: Final = {"drafter": "none"}
+PLAIN: Final = "drafter=none"
 _EXPECTED: Final = (
     "{mean:.2f} times plain decoding, 95% interval over prompts {low:.2f} to {high:.2f}"
 )
@@ -110,7 +112,7 @@ def tune(
         seed=seed,
         repeats=repeats,
     )
-    (plain,) = arms_of([PLAIN])
+    plain = named_arm(PLAIN)
     arms = arms_of(
         grid(drafter=_own_drafter(pair), is_greedy=work.temperature == 0, further=drafter or ())
     )
@@ -188,16 +190,16 @@ def _without_short(work: Workload, lengths: Sequence[int]) -> Workload:
     return replace(work, prompts=tuple(compress(work.prompts, long)))
 
 
-def _document(candidates: Sequence[Candidate], work: Workload, pair: Pair) -> dict[str, Any]:
+def _document(candidates: Sequence[Measurement], work: Workload, pair: Pair) -> dict[str, Any]:
     """Return what was measured as plain values for JSON, the best first, and what failed."""
-    plain = next(candidate for candidate in candidates if candidate.arm.settings == PLAIN)
+    plain = next(candidate for candidate in candidates if candidate.arm.name == "none")
     measured = [
         {
             "label": candidate.arm.name,
             "settings": dict(candidate.arm.settings),
-            "tokens_per_s": candidate.tokens_per_s,
+            "tokens_per_s": candidate.speed,
             "speedup": asdict(candidate.speedup(plain, len(work.prompts))),
-            "tokens_a_round": candidate.tokens_a_round,
+            "tokens_a_round": sum(candidate.num_tokens) / max(1, len(candidate.records)),
             "num_texts": len(candidate.seconds),
         }
         for candidate in candidates

@@ -12,13 +12,13 @@ from typing import Any, Final
 import torch
 from jaxtyping import Int64
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from monge.backends.cpu.program_cache import network_facts
 from monge.backends.traced import tensors_of
 from monge.core.errors import OptionError
 from monge.engine.models.adapters import switches_of
+from monge.engine.models.masks import left_padded
 
 ANSWERS: Final = "answers.jsonl"
 _TURN: Final = 160  # most tokens of a turn that the target writes for the user
@@ -199,18 +199,6 @@ def write_answers(
         answers += written
         progress.end()
     return [answer for _, answer in sorted(zip(places, answers, strict=True), key=itemgetter(0))]
-
-
-def left_padded(
-    rows: Sequence[Sequence[int]], device: torch.device, pad: int = 0
-) -> tuple[Int64[Tensor, "rows seq"], Int64[Tensor, "rows seq"]]:
-    """Return token ids and attention mask as transformers wants rows of different length."""
-    token_ids = [torch.tensor(row, device=device) for row in rows]
-    masks = [torch.ones_like(row) for row in token_ids]
-    return (
-        pad_sequence(token_ids, batch_first=True, padding_value=pad, padding_side="left"),
-        pad_sequence(masks, batch_first=True, padding_side="left"),
-    )
 
 
 def _answered(
