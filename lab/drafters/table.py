@@ -13,8 +13,6 @@ from time import perf_counter
 from typing import Any, Final
 
 import torch
-from jaxtyping import Int64
-from torch import Tensor
 
 from lab.shape.diagonal import head_with
 from monge.api import drafts_of
@@ -31,7 +29,7 @@ from monge.heads.shape.head import TargetSizes, make_predictor
 from monge.heads.shape.predictors import RidgePredictor
 from monge.loading.sources import ModelSource
 from monge.training.calibrate import calibrate_alignments, calibrate_ridge, calibrate_temperatures
-from monge.training.texts import Texts, feature_model, gradient_ends, read_texts, thirds
+from monge.training.texts import Text, Texts, feature_model, gradient_ends, read_texts, thirds
 
 NODES: Final = 16
 """Most drafted nodes of a round."""
@@ -89,7 +87,7 @@ class Line:
 def entries(
     pair: Pair,
     folders: Sequence[Path],
-    rows: Int64[Tensor, "rows seq"],
+    rows: Sequence[Text],
     out: Path,
     say: Callable[[str], None],
 ) -> list[Entry]:

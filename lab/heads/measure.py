@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from jaxtyping import Int64
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from lab.shape.diagonal import head_with
@@ -30,7 +28,7 @@ from monge.training.calibrate import (
     measure,
 )
 from monge.training.chain import ChainQuality
-from monge.training.texts import Ends, Texts, feature_model, gradient_ends, read_texts
+from monge.training.texts import Ends, Text, Texts, feature_model, gradient_ends, read_texts
 
 ARMS: Final = ("none", "temperature", "diagonal", *(name for name in ALIGNMENTS if name != "none"))
 """Alignments, and one temperature for each step in their place."""
@@ -68,7 +66,7 @@ class LoopResult:
 def compare_arms(
     network: PreTrainedModel,
     folder: Path,
-    rows: Int64[Tensor, "rows seq"],
+    rows: Sequence[Text],
     on_arm: Callable[[str], None],
 ) -> list[ArmResult]:
     """Fit every arm to the same predictions and measure it on the last third of the rows.
@@ -79,11 +77,7 @@ def compare_arms(
     """
     target, ends = feature_model(network), gradient_ends(network)
     texts, third = read_texts(target, rows), len(rows) // 3
-    parts = (
-        texts.rows(slice(0, third)),
-        texts.rows(slice(third, 2 * third)),
-        texts.rows(slice(2 * third, len(rows))),
-    )
+    parts = texts.part(0, third), texts.part(third, 2 * third), texts.part(2 * third, len(rows))
     results: list[ArmResult] = []
     for arm in ARMS:
         on_arm(f"{folder.name}, {arm}")
