@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from lab.shape.diagonal import head_with
+from lab.shape.diagonal import fit, head_with
 from monge.api import drafts_of
 from monge.bench.arms import TokenIds, named_arm
 from monge.bench.pair import Pair
@@ -26,9 +26,7 @@ from monge.draft.by_name import drafters_in, options_of
 from monge.heads.readers.files import CONFIG, read_json
 from monge.heads.shape.checkpoint import is_shape, load_head, save_head
 from monge.heads.shape.head import TargetSizes, make_predictor
-from monge.heads.shape.predictors import RidgePredictor
 from monge.loading.sources import ModelSource
-from monge.training.calibrate import calibrate_alignments, calibrate_ridge, calibrate_temperatures
 from monge.training.texts import Text, Texts, feature_model, gradient_ends, read_texts, thirds
 
 NODES: Final = 16
@@ -143,12 +141,7 @@ def _fitted(
         about = json.loads((trained / CONFIG).read_text(encoding="utf-8")).get("about", {})
     head = head_with(variant, predictor, sizes).to(pair.target.device)
     head.remember(target)
-    if isinstance(predictor, RidgePredictor):
-        calibrate_ridge(head, fitted, chosen, ends)
-    else:
-        calibrate_alignments(head, fitted, chosen, ends)
-    if variant == "temperature":
-        calibrate_temperatures(head, chosen, ends)
+    fit(head, variant, fitted, chosen, ends)
     save_head(head, out)
     fitting, before = perf_counter() - start, about.get("training_s")
     tokens = fitted.token_ids.numel() if trained is None else about.get("tokens")

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from transformers import PreTrainedModel
 
-from lab.shape.diagonal import head_with
+from lab.shape.diagonal import fit, head_with
 from monge.api import make_components
 from monge.core.model import FeatureModel
 from monge.draft.by_name import drafter_of
@@ -20,13 +20,7 @@ from monge.heads.readers.files import CONFIG, Checkpoint, read_json
 from monge.heads.readers.registry import unknown_format
 from monge.heads.shape.alignment import ALIGNMENTS
 from monge.heads.shape.checkpoint import is_shape, load_head
-from monge.heads.shape.predictors import RidgePredictor
-from monge.training.calibrate import (
-    calibrate_alignments,
-    calibrate_ridge,
-    calibrate_temperatures,
-    measure,
-)
+from monge.training.calibrate import measure
 from monge.training.chain import ChainQuality
 from monge.training.texts import Ends, Text, Texts, feature_model, gradient_ends, read_texts
 
@@ -93,12 +87,7 @@ def _arm(
     trained = load_head(folder).to(fitted.states.device)
     trained.check(target)
     head = head_with(arm, trained.predictor, trained.sizes).to(fitted.states.device)
-    if isinstance(head.predictor, RidgePredictor):
-        calibrate_ridge(head, fitted, chosen, ends)
-    else:
-        calibrate_alignments(head, fitted, chosen, ends)
-    if arm == "temperature":
-        calibrate_temperatures(head, chosen, ends)
+    fit(head, arm, fitted, chosen, ends)
     return ArmResult(
         head=folder.name,
         arm=arm,

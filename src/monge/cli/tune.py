@@ -21,13 +21,12 @@ from monge.cli.options import option, panel
 from monge.cli.progress import call_bar, working
 from monge.config import write_config
 from monge.core.errors import OptionError
-from monge.core.text import token_ids_of
 from monge.core.words import counted
 from monge.draft.by_name import drafters_in, options_of
 from monge.engine.chat_format import TemplateFormat
 from monge.loading.sources import ModelSource
 from monge.options import LAW, OUTPUT, LoadOptions, SamplingOptions, changed
-from monge.prompts import Prompt, as_message, interleaved, read_prompts, shipped, written
+from monge.prompts import as_message, interleaved, read_prompts, shipped
 
 LENGTH: Final = 64
 """Most tokens of a text."""
@@ -104,7 +103,7 @@ def tune(
         shown = tuple(map(as_message, shown))
     law = {name: getattr(sampling, name) for name in LAW if name in changed(sampling)}
     work = Workload(
-        prompts=tuple(_ids(pair, prompt) for prompt in interleaved(shown)),
+        prompts=tuple(map(pair.encode, interleaved(shown))),
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,
         truncation={name: value for name, value in law.items() if name != "temperature"},
@@ -160,11 +159,6 @@ def _advice(load: LoadOptions, prompts: Path | None) -> str:
         "a head that is trained for this target may be faster: monge train eagle3"
         f"{loading} --data {data} --out my-head; then monge tune --draft my-head tries it"
     )
-
-
-def _ids(pair: Pair, prompt: Prompt) -> tuple[int, ...]:
-    text = written(prompt, pair.decoder.encode_chat)
-    return token_ids_of(pair.tokenizer, text) if isinstance(text, str) else tuple(text)
 
 
 def _own_drafter(pair: Pair) -> str | None:
