@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float64
 
 from monge.api import make_components
+from monge.audit.references import logits_along
 from monge.bench.pair import Pair
 from monge.core.draws import RequestDraws
 from monge.core.errors import OptionError
-from monge.core.model import NodeBlock, SequenceModel
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.decoder import Decoder
 
@@ -125,8 +125,10 @@ def log_laws(
         token_ids = (*prompt, *result.token_ids)
         starts = range(len(prompt), len(token_ids))
         chosen = _spaced(len(starts), settings.nodes_per_text)
-        target_logits = _read(pair.target_model, token_ids, starts)
-        draft_logits = _read(draft_model, token_ids, starts)
+        target_logits, draft_logits = (
+            torch.cat([*logits_along(model, token_ids[:-1], starts.start - 1)])
+            for model in (pair.target_model, draft_model)
+        )
         for position in chosen:
             q = law_from_logits(draft_logits[position], draft_rules).sparse()
             p = law_from_logits(target_logits[position], rules).sparse()
@@ -158,15 +160,6 @@ def seeded(*names: object) -> RequestDraws:
     """Draws that are a function of names: equal ones give equal draws, whatever else is run."""
     digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
     return RequestDraws(int.from_bytes(digest, "big"))
-
-
-def _read(model: SequenceModel, token_ids: TokenIds, prefixes: range) -> torch.Tensor:
-    """Logits after `token_ids[:n]` for every n of a range, in one forward."""
-    first = prefixes.start - 1
-    model.open({0: token_ids[:first]})
-    logits = model.extend({0: NodeBlock.chain(token_ids[first : prefixes.stop - 1])})[0]
-    model.close(0)
-    return logits
 
 
 def _spaced(length: int, count: int) -> list[int]:

@@ -13,31 +13,27 @@ from time import perf_counter
 from typing import Any, Final
 
 import torch
-from jaxtyping import Int64
-from torch import Tensor
 
-from lab.shape.diagonal import head_with
+from lab.shape.diagonal import fit, head_with
 from monge.api import drafts_of
-from monge.bench.arms import MongeArm, TokenIds
+from monge.bench.arms import TokenIds, named_arm
 from monge.bench.pair import Pair
 from monge.bench.runner import Measurement, Settings, measure
-from monge.bench.statistics import RepeatSummary
+from monge.bench.statistics import RepeatSummary, paired_ratios
 from monge.core.errors import MongeError
 from monge.core.metrics import block_efficiency
 from monge.draft.by_name import settings_of
 from monge.heads.readers.files import CONFIG, read_json
 from monge.heads.shape.checkpoint import is_shape, load_head, save_head
 from monge.heads.shape.head import TargetSizes, make_predictor
-from monge.heads.shape.predictors import RidgePredictor
 from monge.loading.sources import ModelSource
-from monge.training.calibrate import calibrate_alignments, calibrate_ridge, calibrate_temperatures
-from monge.training.texts import Texts, feature_model, gradient_ends, read_texts, thirds
+from monge.training.texts import Text, Texts, feature_model, gradient_ends, read_texts, thirds
 
 NODES: Final = 16
 """Most drafted nodes of a round."""
 TREES: Final = {
-    0.0: {"tree": f"best_first({NODES}, 3, 4)", "verifier": "target_walk"},
-    1.0: {"tree": "fixed_width((3, 2, 1), children='iid')", "verifier": "rrs"},
+    0.0: f"tree=best_first({NODES}, 3, 4), verifier=target_walk",
+    1.0: "tree=fixed_width((3, 2, 1), children='iid'), verifier=rrs",
 }
 """Tree and rule of drafters with laws, by temperature."""
 VARIANTS: Final = ("none", "temperature", "gaussian")
@@ -89,7 +85,7 @@ class Line:
 def entries(
     pair: Pair,
     folders: Sequence[Path],
-    rows: Int64[Tensor, "rows seq"],
+    rows: Sequence[Text],
     out: Path,
     say: Callable[[str], None],
 ) -> list[Entry]:
@@ -145,12 +141,7 @@ def _fitted(
         about = json.loads((trained / CONFIG).read_text(encoding="utf-8")).get("about", {})
     head = head_with(variant, predictor, sizes).to(pair.target.device)
     head.remember(target)
-    if isinstance(predictor, RidgePredictor):
-        calibrate_ridge(head, fitted, chosen, ends)
-    else:
-        calibrate_alignments(head, fitted, chosen, ends)
-    if variant == "temperature":
-        calibrate_temperatures(head, chosen, ends)
+    fit(head, variant, fitted, chosen, ends)
     save_head(head, out)
     fitting, before = perf_counter() - start, about.get("training_s")
     tokens = fitted.token_ids.numel() if trained is None else about.get("tokens")
@@ -193,9 +184,7 @@ def _lines(
     temperature: float,
     say: Callable[[str], None],
 ) -> Iterator[Line]:
-    arms = [
-        MongeArm(name=entry.name, settings=_parts(entry.drafter, temperature)) for entry in drafters
-    ]
+    arms = [named_arm(_parts(entry.drafter, temperature)) for entry in drafters]
     at = Settings(**{**asdict(settings), "temperatures": (temperature,), "batch_sizes": (1,)})
     measured = measure(
         pair,
@@ -204,7 +193,7 @@ def _lines(
         at,
         on_call=lambda name, *_: say(f"{name}, temperature {temperature:g}"),
     )
-    plain = next(one for one in measured if one.arm.name == PLAIN)
+    plain = measured[[entry.name for entry in drafters].index(PLAIN)]
     for entry, one in zip(drafters, measured, strict=True):
         if one.failure is not None:
             raise MongeError(
@@ -213,28 +202,19 @@ def _lines(
         yield _line(entry, one, plain)
 
 
-def _parts(drafter: str, temperature: float) -> dict[str, Any]:
-    has_laws = "tree" in settings_of(drafter)
-    return {
-        "drafter": drafter,
-        "controller": f"fixed(max_nodes={NODES})",
-        **(TREES[temperature] if has_laws else {}),
-    }
+def _parts(drafter: str, temperature: float) -> str:
+    shape = f", {TREES[temperature]}" if "tree" in settings_of(drafter) else ""
+    return f"drafter={drafter}, controller=fixed(max_nodes={NODES}){shape}"
 
 
 def _line(entry: Entry, one: Measurement, plain: Measurement) -> Line:
     return Line(
         name=entry.name,
-        temperature=one.temperature,
+        temperature=one.work.temperature,
         block_efficiency=block_efficiency(one.records),
         nodes_per_round=sum(record.num_nodes for record in one.records) / len(one.records),
         tokens_per_s=RepeatSummary.of(one.tokens_per_s).median,
-        over_plain=RepeatSummary.of(
-            [
-                ours / theirs
-                for ours, theirs in zip(one.tokens_per_s, plain.tokens_per_s, strict=True)
-            ]
-        ),
+        over_plain=RepeatSummary.of(paired_ratios(one.tokens_per_s, plain.tokens_per_s)),
         training_s=entry.training_s,
         training_tokens=entry.training_tokens,
     )

@@ -8,15 +8,15 @@ from typing import Final
 
 from lab.gpu.figures import Figure
 from lab.gpu.machine import Machine, distinct
-from lab.gpu.turns import Work, in_turns
-from monge.bench.arms import Arm, Call, HostArm, MongeArm, TokenIds, plain_arm
+from monge.bench.arms import NO_DRAFTS, Arm, Call, HostArm, TokenIds, named_arm
 from monge.bench.pair import Pair
+from monge.bench.runner import Work, in_turns
 from monge.bench.statistics import paired_ratios
 from monge.core.errors import MongeError
 
 _GOALS: Final = {(1, 0.0): 2.8, (1, 1.0): 2.2, (8, 1.0): 1.5, (16, 1.0): 1.2, (64, 1.0): 0.98}
 """Of the default over plain decoding, by number of requests and temperature."""
-_PLAIN: Final = plain_arm()
+_PLAIN: Final = named_arm(NO_DRAFTS)
 
 
 def default(requests: int) -> Callable[[Machine, float], list[Figure]]:
@@ -33,7 +33,7 @@ def default(requests: int) -> Callable[[Machine, float], list[Figure]]:
                     prompts,
                     temperature,
                     until,
-                    MongeArm(name="default"),
+                    named_arm("default:"),
                     _PLAIN,
                 ),
                 goal,
@@ -55,7 +55,7 @@ def over_host(machine: Machine, until: float) -> list[Figure]:
 
 def lookups(machine: Machine, until: float) -> list[Figure]:
     """Return lookups over plain decoding, behind a text that repeats nothing."""
-    arm = MongeArm(name="ngram", settings={"drafter": "ngram"})
+    arm = named_arm("drafter=ngram")
     prompt = distinct(machine.pair.target_model.vocab_size, machine.size.context)
     speeds = _speeds(machine, machine.pair, (prompt,), 1.0, until, arm, _PLAIN)
     return [_ratio("lookups over plain where nothing matches, T = 1", speeds, 0.98)]
@@ -66,7 +66,7 @@ def with_head(machine: Machine, until: float) -> list[Figure]:
     pair, figures = machine.headed, list[Figure]()
     prompts, name = machine.prompts(pair, 1), Path(str(pair.names["target"])).name
     for temperature in (1.0, 0.0):
-        arm, mode = MongeArm(name="head"), _mode(temperature)
+        arm, mode = named_arm("head:"), _mode(temperature)
         speeds = _speeds(machine, pair, prompts, temperature, until, arm, _PLAIN)
         plain = {"values": speeds[_PLAIN.name], "unit": "tokens/s", "goal": 500, "is_least": True}
         figures.append(_ratio(f"{name} with its head over plain, {mode}", speeds, 1.3))

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from lab.gpu.figures import Figure
 from lab.gpu.machine import Machine
-from lab.gpu.turns import in_turns
+from monge.bench.runner import in_turns
 from monge.bench.statistics import paired_ratios
 
 _GOALS: Final = {1: 1.4, 8: 1.45, 64: 1.5}

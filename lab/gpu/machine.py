@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import torch
 
-from lab.gpu.turns import Work
 from lab.grow.network import grown, num_parameters, shape_for
 from monge.api import built_in
 from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import provenance
+from monge.bench.runner import Work
 from monge.core.errors import OptionError, unknown_name
 from monge.core.model import NodeBlock, SequenceModel
 from monge.engine.models.hf_tree import make_models_ready

@@ -10,8 +10,8 @@ import torch
 
 from lab.gpu.figures import Figure
 from lab.gpu.machine import Machine
-from lab.gpu.turns import in_turns
-from monge.bench.arms import Call, MongeArm
+from monge.bench.arms import Call, named_arm
+from monge.bench.runner import in_turns
 from monge.bench.statistics import paired_ratios
 from monge.core.errors import MongeError
 from monge.core.verdict import StepRecord
@@ -73,8 +73,8 @@ def _counted_waits(device: torch.device) -> Iterator[Callable[[], int]]:
 
 def _decoding(machine: Machine) -> Callable[[int], tuple[StepRecord, ...]]:
     """Return what decodes so many tokens of one text, and gives its rounds."""
-    settings = {"drafter": "model", "tree": f"chain({_DEPTH})", "controller": "fixed"}
-    arm, prompts = MongeArm(name="chain", settings=settings), machine.prompts(machine.pair, 1)
+    arm = named_arm(f"drafter=model, tree=chain({_DEPTH}), controller=fixed")
+    prompts = machine.prompts(machine.pair, 1)
 
     def decode(tokens: int) -> tuple[StepRecord, ...]:
         call = Call(prompt_ids=prompts, max_new_tokens=tokens, temperature=1.0, seed=0)

@@ -88,7 +88,7 @@ def main(
                 limits = {"max_new_tokens": max_new_tokens, "temperatures": (0.0, 1.0)}
                 loops += run_loops(network, folder, prompts[:24], **limits, on_loop=say)
     document = {
-        "tokens": rows.numel(),
+        "tokens": sum(len(prompt) + len(answer) for prompt, answer in rows),
         "arms": [asdict(one) for one in arms],
         "loops": [asdict(one) for one in loops],
     }

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from jaxtyping import Int64
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from lab.shape.diagonal import head_with
+from lab.shape.diagonal import fit, head_with
 from monge.api import make_components
 from monge.core.model import FeatureModel
 from monge.draft.by_name import drafter_of
@@ -22,15 +20,9 @@ from monge.heads.readers.files import CONFIG, Checkpoint, read_json
 from monge.heads.readers.registry import unknown_format
 from monge.heads.shape.alignment import ALIGNMENTS
 from monge.heads.shape.checkpoint import is_shape, load_head
-from monge.heads.shape.predictors import RidgePredictor
-from monge.training.calibrate import (
-    calibrate_alignments,
-    calibrate_ridge,
-    calibrate_temperatures,
-    measure,
-)
+from monge.training.calibrate import measure
 from monge.training.chain import ChainQuality
-from monge.training.texts import Ends, Texts, feature_model, gradient_ends, read_texts
+from monge.training.texts import Ends, Text, Texts, feature_model, gradient_ends, read_texts
 
 ARMS: Final = ("none", "temperature", "diagonal", *(name for name in ALIGNMENTS if name != "none"))
 """Alignments, and one temperature for each step in their place."""
@@ -68,7 +60,7 @@ class LoopResult:
 def compare_arms(
     network: PreTrainedModel,
     folder: Path,
-    rows: Int64[Tensor, "rows seq"],
+    rows: Sequence[Text],
     on_arm: Callable[[str], None],
 ) -> list[ArmResult]:
     """Fit every arm to the same predictions and measure it on the last third of the rows.
@@ -79,11 +71,7 @@ def compare_arms(
     """
     target, ends = feature_model(network), gradient_ends(network)
     texts, third = read_texts(target, rows), len(rows) // 3
-    parts = (
-        texts.rows(slice(0, third)),
-        texts.rows(slice(third, 2 * third)),
-        texts.rows(slice(2 * third, len(rows))),
-    )
+    parts = texts.part(0, third), texts.part(third, 2 * third), texts.part(2 * third, len(rows))
     results: list[ArmResult] = []
     for arm in ARMS:
         on_arm(f"{folder.name}, {arm}")
@@ -99,12 +87,7 @@ def _arm(
     trained = load_head(folder).to(fitted.states.device)
     trained.check(target)
     head = head_with(arm, trained.predictor, trained.sizes).to(fitted.states.device)
-    if isinstance(head.predictor, RidgePredictor):
-        calibrate_ridge(head, fitted, chosen, ends)
-    else:
-        calibrate_alignments(head, fitted, chosen, ends)
-    if arm == "temperature":
-        calibrate_temperatures(head, chosen, ends)
+    fit(head, arm, fitted, chosen, ends)
     return ArmResult(
         head=folder.name,
         arm=arm,

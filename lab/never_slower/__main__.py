@@ -28,9 +28,8 @@ from monge.cli.console import (
 )
 from monge.cli.progress import call_bar, working
 from monge.core.errors import OptionError, unknown_name
-from monge.engine.chat_format import chat_format
 from monge.options import LoadOptions, changed
-from monge.prompts import encode, read_prompts
+from monge.prompts import as_message, read_prompts
 
 PROMPTS: Final = Path(__file__).with_name("prompts.jsonl")
 OUT: Final = Path("out/never-slower")
@@ -107,17 +106,10 @@ def main(
         # `accelerate` takes no matrices in a file's types: both arms of these cells have floats.
         if backend.keeps_file_types and any(kind == DROP_IN for _, kind in chosen):
             pairs[DROP_IN] = load_pair(target, draft, **{**loading, "backend": "compiled"})
-    has_template = target is None or getattr(pair.tokenizer, "chat_template", None)
-    chat = chat_format(pair.tokenizer, is_built_in=target is None) if has_template else None
+    if target is None or getattr(pair.tokenizer, "chat_template", None):
+        shown = tuple(map(as_message, shown))
     token_ids = {
-        name: tuple(
-            encode(pair.tokenizer, one.text)
-            if chat is None
-            else chat.encode(one.messages or [{"role": "user", "content": one.text}])
-            for one in shown
-            if one.task == name
-        )
-        for name in tasks
+        name: tuple(pair.encode(one) for one in shown if one.task == name) for name in tasks
     }
     before, cells = provenance(pair.target.device), list[Cell]()
     with call_bar() as tell:

@@ -5,31 +5,24 @@ decode each batch one after the other, in rotating order, so a slow minute of th
 """
 
 import copy
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Any, Final
-
-import numpy as np
 
 import monge
 from monge.bench.arms import (
     DEFAULT,
+    NO_DRAFTS,
     PLAIN,
     Arm,
     Call,
     DecodedCall,
     HostArm,
-    MongeArm,
     TokenIds,
-    plain_arm,
-    synchronize,
+    named_arm,
 )
 from monge.bench.pair import Pair
-from monge.bench.resamples import Estimate, Resamples
-from monge.bench.runner import CLOCKS, Measurement, OnCall, Settings, measure
-from monge.core.draws import SeededDraws
+from monge.bench.runner import OnCall, Settings, measure
 
 DROP_IN: Final = "drop-in"
 GOAL: Final = 0.97
@@ -71,32 +64,6 @@ class Cell:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class TimedArm(Arm):
-    """Another arm, and the seconds of each of its calls.
-
-    Args:
-        arm: The arm.
-        clock: Measures seconds.
-    """
-
-    arm: Arm
-    clock: Callable[[], float]
-    seconds: dict[tuple[float, int], list[float]] = field(init=False, default_factory=dict)
-    """By temperature and batch size; the first call of each is its warm-up."""
-
-    def prepare(self, pair: Pair) -> None:
-        self.arm.prepare(pair)
-
-    def decode(self, pair: Pair, call: Call) -> DecodedCall:
-        began = self.clock()
-        output = self.arm.decode(pair, call)
-        synchronize(pair)
-        place = (call.temperature, len(call.prompt_ids))
-        self.seconds.setdefault(place, []).append(self.clock() - began)
-        return output
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
 class DropInArm(Arm):
     """`model.generate` after `monge.accelerate`, with the pair's draft model or head and its backend."""
 
@@ -119,7 +86,7 @@ def arms_of(way: str) -> tuple[Arm, Arm]:
     """The defaults and plain decoding, called in one way."""
     if way == DROP_IN:
         return DropInArm(name=DROP_IN), HostArm(name=PLAIN, family="plain")
-    return MongeArm(name=DEFAULT), plain_arm()
+    return named_arm(f"{DEFAULT}:"), named_arm(NO_DRAFTS)
 
 
 def measured_cells(
@@ -136,57 +103,28 @@ def measured_cells(
     Controllers learn from the first call on, and keep what they have learnt within the class. Intervals
     resample prompts, and where a call decodes several of them, calls.
     """
-    clock = CLOCKS[settings.clock]
-    ours, plain = (TimedArm(name=one.name, arm=one, clock=clock) for one in arms_of(way))
-    found = measure(pair, (ours, plain), prompts, settings, on_call=on_call)
-    places = product(settings.temperatures, settings.batch_sizes)
+    found = measure(pair, arms_of(way), prompts, settings, on_call=on_call)
     cells: list[Cell] = []
-    for temperature, size in places:
-        rules = {"temperature": temperature, "truncation": settings.truncation}
-        cell = Cell(task=task, way=way, batch_size=size, **rules)
-        failure = _failure(found, temperature, size)
-        if failure is not None:
-            cells.append(replace(cell, failure=failure))
+    for ours, plain in zip(found[::2], found[1::2], strict=True):
+        truncation = ours.work.truncation
+        cell = Cell(task=task, way=way, truncation=truncation, **ours.place)
+        failed = [one for one in (ours, plain) if one.failure is not None]
+        if failed:
+            cells.append(replace(cell, failure=f"{failed[0].arm.name}: {failed[0].failure}"))
             continue
-        seconds, others = (one.seconds[temperature, size][1:] for one in (ours, plain))
-        interval = ratio_interval(seconds, others, len(prompts) if size == 1 else len(seconds))
-        num_tokens = len(seconds) * size * settings.max_new_tokens
+        num_calls, size = len(ours.seconds), ours.work.batch_size
+        num_clusters = len(prompts) if size == 1 else num_calls
+        interval = ours.speedup(plain, num_clusters)
+        has_spread = num_clusters > 1
         cells.append(
             replace(
                 cell,
-                ratio=math.fsum(others) / math.fsum(seconds),
-                low=None if interval is None else interval.low,
-                high=None if interval is None else interval.high,
-                tokens_per_s=num_tokens / math.fsum(seconds),
-                plain_tokens_per_s=num_tokens / math.fsum(others),
-                num_calls=len(seconds),
+                ratio=interval.mean,
+                low=interval.low if has_spread else None,
+                high=interval.high if has_spread else None,
+                tokens_per_s=ours.speed,
+                plain_tokens_per_s=plain.speed,
+                num_calls=num_calls,
             )
         )
     return cells
-
-
-def ratio_interval(
-    seconds: Sequence[float], others: Sequence[float], num_clusters: int
-) -> Estimate | None:
-    """Speed over that of others which did the same work, with a bootstrap interval.
-
-    Args:
-        seconds: Of every call.
-        others: Of the same calls of the others.
-        num_clusters: After so many calls the first prompt comes again; prompts are resampled.
-
-    Returns:
-        The ratio of sums; `None` of a single prompt.
-    """
-    if num_clusters < 2:
-        return None
-    clusters = np.arange(len(seconds)) % num_clusters
-    resamples = Resamples.draw(num_clusters, SeededDraws(0))
-    return resamples.ratio(np.array(others), np.array(seconds), clusters)
-
-
-def _failure(found: Sequence[Measurement], temperature: float, size: int) -> str | None:
-    for one in found:
-        if (one.temperature, one.batch_size) == (temperature, size) and one.failure is not None:
-            return f"{one.arm.name}: {one.failure}"
-    return None

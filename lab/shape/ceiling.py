@@ -59,13 +59,13 @@ def ceiling(material: Material, say: Say) -> list[dict[str, Any]]:
     """
     settings = material.settings
     texts = material.together.held_out
-    rows = torch.linspace(0, len(texts.token_ids) - 1, settings.prefixes).long()
-    length = settings.row_length // 4
-    prefixes = texts.token_ids[rows, :length]
+    rows = torch.linspace(0, len(texts) - 1, settings.prefixes).long()
+    length, starts = settings.row_length // 4, torch.tensor(texts.starts)[rows]
+    prefixes = texts.token_ids[starts[:, None] + torch.arange(length)]
     say("the ceiling of blind drafters")
     laws = _rollouts(material, prefixes)  # [steps][prefixes, rollouts, vocab]
     _, head = next(heads_of(material))
-    drafts = _blind_laws(material, head, texts.states[rows, length - 2], prefixes[:, -1])
+    drafts = _blind_laws(material, head, texts.states[starts + length - 2], prefixes[:, -1])
     found: list[dict[str, Any]] = []
     half = settings.rollouts // 2
     for index, step in enumerate(laws):

@@ -6,7 +6,9 @@ from torch import Tensor
 
 from monge.heads.shape.alignment import Alignment
 from monge.heads.shape.head import ShapeHead, StepAlignment, TargetSizes
-from monge.heads.shape.predictors import StepPredictor
+from monge.heads.shape.predictors import RidgePredictor, StepPredictor
+from monge.training.calibrate import calibrate_alignments, calibrate_ridge, calibrate_temperatures
+from monge.training.texts import Ends, Texts
 
 
 class DiagonalMap(Alignment):
@@ -45,3 +47,13 @@ def head_with(arm: str, predictor: StepPredictor, sizes: TargetSizes) -> ShapeHe
         assert isinstance(step, StepAlignment)
         step.alignment = DiagonalMap(step.alignment.size)
     return head
+
+
+def fit(head: ShapeHead, arm: str, fitted: Texts, chosen: Texts, ends: Ends) -> None:
+    """Fit a head of an arm; a trained predictor stays, and one of ridge regression is fitted too."""
+    if isinstance(head.predictor, RidgePredictor):
+        calibrate_ridge(head, fitted, chosen, ends)
+    else:
+        calibrate_alignments(head, fitted, chosen, ends)
+    if arm == "temperature":
+        calibrate_temperatures(head, chosen, ends)

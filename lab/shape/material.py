@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final
 
@@ -149,10 +150,12 @@ def prepare(
 
 
 def joined(texts: Sequence[Texts]) -> Texts:
-    """Rows of several texts as one."""
+    """Several texts as one."""
+    lengths = [end - start for text in texts for start, end in pairwise(text.starts)]
+    names = ("token_ids", "is_learnt", "states", "features")
     return Texts(
-        token_ids=torch.cat([text.token_ids for text in texts]),
-        states=torch.cat([text.states for text in texts]),
+        starts=(0, *accumulate(lengths)),
+        **{name: torch.cat([getattr(text, name) for text in texts]) for name in names},
     )
 
 
@@ -167,7 +170,7 @@ def spread(values: Tensor | Sequence[float]) -> dict[str, float]:
 
 def _split(texts: Texts) -> Part:
     """Two thirds to fit, the rest in halves."""
-    rows = len(texts.token_ids)
+    rows = len(texts)
     if rows < 4:
         raise OptionError(
             f"shape: {rows} rows of text are too few to fit, choose and measure; write at "
@@ -176,7 +179,7 @@ def _split(texts: Texts) -> Part:
     first = rows * 2 // 3
     second = (rows + first) // 2
     return Part(
-        fitted=texts.rows(slice(0, first)),
-        chosen=texts.rows(slice(first, second)),
-        held_out=texts.rows(slice(second, rows)),
+        fitted=texts.part(0, first),
+        chosen=texts.part(first, second),
+        held_out=texts.part(second, rows),
     )

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from monge.bench.arms import (
-    DEFAULT,
+    USUAL,
     Call,
     HostArm,
     MongeArm,
+    arms_of,
     assistant_options,
     host_arms,
     named_arm,
-    usual_arms,
 )
 from monge.bench.decode import tune_assistant
 from monge.bench.pair import load_pair
@@ -53,7 +53,7 @@ def plain(tiny_pair):
 
 @pytest.fixture(scope="module")
 def arms(tiny_pair):
-    return [*host_arms(tiny_pair, TUNED), *usual_arms(), *legal_arms(tiny_pair)]
+    return [*host_arms(tiny_pair, TUNED), *arms_of(USUAL), *legal_arms(tiny_pair)]
 
 
 def test_an_arm_forgets_the_pair_that_it_ran_before(tiny_pair):
@@ -129,7 +129,7 @@ def test_end_of_text_token_does_not_shorten_any_arm(tiny_paths):
     with torch.no_grad():
         # Equal logits: the first token, which ends the text, is the greedy one.
         pair.target.model.norm.weight.zero_()
-    for arm in [*host_arms(pair, TUNED), *usual_arms()]:
+    for arm in [*host_arms(pair, TUNED), *arms_of(USUAL)]:
         tokens = arm.decode(pair, call(pair, ["The sea"], temperature=0.0)).token_ids
         assert tokens == ((0,) * 12,), arm.name
 
@@ -149,7 +149,7 @@ def test_target_alone_has_no_assisted_arm(tiny_paths):
     pair = load_pair(tiny_paths[0])
     assert "transformers assisted" not in [arm.name for arm in host_arms(pair, {})]
     asked = call(pair, ["The sea"])
-    ours, host = MongeArm(name=DEFAULT), HostArm(name="h", family="plain")
+    ours, host = named_arm(USUAL[0]), HostArm(name="h", family="plain")
     assert ours.decode(pair, asked).token_ids == host.decode(pair, asked).token_ids
     with pytest.raises(OptionError, match="needs a draft model"):
         HostArm(name="a", family="assisted", assistant={}).decode(pair, asked)
@@ -165,7 +165,7 @@ def test_a_head_stands_where_a_draft_model_would(head_pair, plain):
     assert head_pair.draft is None
     assert head_pair.head == f"head(head={head_pair.names['draft']!r})"
     asked = call(head_pair, ["The sea was calm"])
-    arms = [*usual_arms(), *(arm for arm in legal_arms(head_pair) if "chain" in arm.name)]
+    arms = [*arms_of(USUAL), *(arm for arm in legal_arms(head_pair) if "chain" in arm.name)]
     assert len(arms) > 5
     for arm in arms:
         assert arm.decode(head_pair, asked).token_ids == plain, arm.name

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from monge.bench.arms import QUICK_ASSISTANT_TOKENS, plain_arm, usual_arms, with_named
+from monge.bench.arms import NO_DRAFTS, QUICK_ASSISTANT_TOKENS, USUAL, arms_of
 from monge.bench.decode import QUICK, compare
 from monge.bench.runner import Settings
 from monge.core.errors import OptionError
@@ -38,7 +38,7 @@ def compared(pair, prompts, settings, ours, counts=QUICK_ASSISTANT_TOKENS):
 @pytest.fixture(scope="module")
 def outcome(tiny_pair):
     settings = Settings(max_new_tokens=8, repeats=2, batch_sizes=(1, 2))
-    return compared(tiny_pair, PROMPTS, settings, usual_arms())
+    return compared(tiny_pair, PROMPTS, settings, arms_of(USUAL))
 
 
 def test_headline(outcome):
@@ -76,7 +76,7 @@ def test_settings_models_and_provenance_stand_beside_the_numbers(outcome, tiny_p
 
 def test_named_arms_only(tiny_pair):
     few = Settings(max_new_tokens=4, repeats=2, batch_sizes=(1,), temperatures=(0.0,))
-    ours = with_named([plain_arm()], ["mine: controller=goodput"])
+    ours = arms_of([NO_DRAFTS, "mine: controller=goodput"])
     document, _ = compared(tiny_pair, PROMPTS[:1], few, ours, counts=())
     assert [arm["arm"] for arm in document["arms"]] == ["monge none", "mine"]
     assert document["assisted_tuning"] == []  # nothing of the host is tuned
@@ -88,4 +88,4 @@ def test_named_arms_only(tiny_pair):
 
 def test_empty_prompt_is_refused(tiny_pair):
     with pytest.raises(OptionError, match="a prompt has no tokens"):
-        compared(tiny_pair, [Prompt(task="a", text="")], QUICK, usual_arms())
+        compared(tiny_pair, [Prompt(task="a", text="")], QUICK, arms_of(USUAL))

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from monge.bench.arms import NONE, Call, MongeArm, named_arm, with_named
+from monge.bench.arms import NO_DRAFTS, NONE, Call, arms_of, named_arm
 from monge.bench.pair import load_pair
 from monge.bench.report import arm_record, slowest_adaptive
 from monge.bench.runner import Settings, measure
@@ -27,15 +27,22 @@ def test_named_arm():
     assert arm.settings == expected
     assert "latency" in arm.reads
     assert named_arm("mine:").settings == {}
+    named = named_arm("depth=3: drafter=suffix")
+    assert (named.name, named.settings) == ("depth=3", {"drafter": "suffix"})
+
+
+def test_an_arm_without_a_name_is_called_by_its_values():
+    text = "drafter=pool('ngram', 'model'), tree=chain(8, 'top'), draft_temperature=2"
+    assert named_arm(text).name == "pool('ngram', 'model') chain(8, 'top') 2"
+    assert [arm.name for arm in arms_of(["drafter=none", ""])] == ["none", "the defaults"]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tree=chain(2)", "arm 'tree=chain(2)' has no name; write 'name: part=value"),
-        ("mine", "arm 'mine' has no name"),
+        ("mine", "cannot read arm 'mine'; write 'name: part=value"),
         ("a: tree=chain(2), tree=chain(3)", "tree is given twice"),
-        (": tree=chain", "has no name; write 'name: part=value"),
+        (": tree=chain", "cannot read arm ': tree=chain'; write 'name: part=value"),
         ("a: tree=", "cannot read arm"),
         ("a: chain(8)", "cannot read arm"),
         ("a: tre=chain(8)", "did you mean 'tree'"),
@@ -53,7 +60,7 @@ def test_bad_arms_are_refused(text, message):
     with pytest.raises(OptionError, match=re.escape(message)):
         named_arm(text)
     with pytest.raises(OptionError, match="two arms are called 'monge'"):
-        with_named([MongeArm(name="monge")], ["monge: tree=chain(2)"])
+        arms_of(["monge:", "monge: tree=chain(2)"])
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +71,9 @@ def measurements(tiny_pair):
         "mine: controller=goodput",
         "never: controller=goodput, tree=best_first, verifier=single_draft",
     )
-    arms = with_named([MongeArm(name=NONE, settings={"drafter": "none"})], texts)
-    return measure(tiny_pair, arms, prompts, settings, on_call=lambda *_: None)
+    return measure(
+        tiny_pair, arms_of([NO_DRAFTS, *texts]), prompts, settings, on_call=lambda *_: None
+    )
 
 
 def test_every_cell_learns_for_itself(measurements):
@@ -94,7 +102,7 @@ def test_useless_draft_is_useless_and_changes_no_text(tiny_paths):
         pair = load_pair(target, target, useless_draft=useless)
         prompt_ids = (encode(pair.tokenizer, "The sea was"),)
         call = Call(prompt_ids=prompt_ids, max_new_tokens=24, temperature=0.0, seed=0)
-        output = MongeArm(name="m", settings={"controller": "fixed"}).decode(pair, call)
+        output = named_arm("controller=fixed").decode(pair, call)
         rates.append(sum(record.num_accepted for record in output.records) / len(output.records))
         texts.append(output.token_ids)
         assert ("output shifted" in str(pair.names["draft"])) == useless

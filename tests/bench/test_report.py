@@ -5,10 +5,10 @@ import subprocess
 import pytest
 from rich.console import Console
 
-from monge.bench.arms import HostArm, MongeArm
+from monge.bench.arms import HostArm, named_arm
 from monge.bench.provenance import busy_note, commit_of
 from monge.bench.report import arm_record, best_assisted, summary, write_rounds
-from monge.bench.runner import Measurement
+from monge.bench.runner import Measurement, Workload
 from monge.cli.bench_decode import table
 from monge.core.context import DraftPlan
 from monge.core.verdict import StageTimes, StepRecord
@@ -32,8 +32,7 @@ def step(num_accepted, depth=3):
 def measured(arm, seconds, temperature=0.0, records=(), completion=tuple(range(30))):
     return Measurement(
         arm=arm,
-        temperature=temperature,
-        batch_size=1,
+        work=Workload(prompts=((1,),), max_new_tokens=60, temperature=temperature),
         seconds=list(seconds),
         num_tokens=[60] * len(seconds),
         records=list(records),
@@ -56,7 +55,7 @@ def measurements():
             measured(HostArm(name="transformers", family="plain"), (4.0, 8.0), temperature),
             measured(assisted("transformers assisted"), (3.0, 7.0), temperature),
             measured(assisted("transformers assisted tuned"), (2.0, 4.0), temperature),
-            measured(MongeArm(name="monge"), seconds, temperature, rounds),
+            measured(named_arm("monge:"), seconds, temperature, rounds),
         ]
     return rows
 
@@ -88,7 +87,7 @@ def test_arm_record(measurements):
     assert record["same_as_plain_share"] == 1.0
     assert record["degenerate_share"] == 0.0
     json.dumps(record)
-    looping = measured(MongeArm(name="loop"), (1.0, 1.0), completion=(5,) * 30)
+    looping = measured(named_arm("loop:"), (1.0, 1.0), completion=(5,) * 30)
     record = arm_record(looping, measurements)
     assert record["degenerate_share"] == 1.0
     assert record["same_as_plain_share"] == 0.0

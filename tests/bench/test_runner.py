@@ -5,7 +5,7 @@ import pytest
 
 from monge.bench import runner
 from monge.bench.arms import Arm, Call, DecodedCall
-from monge.bench.runner import WARM_UP_TOKENS, Settings, batches, measure
+from monge.bench.runner import WARM_UP_TOKENS, Settings, Workload, measure
 from monge.core.errors import MongeError, OptionError
 from monge.engine.clock import now
 
@@ -46,9 +46,11 @@ def test_arms_take_turns_in_rotating_order(tiny_pair):
     lengths = [call.max_new_tokens for name, call in log if name == "a"]
     assert lengths == [WARM_UP_TOKENS] + [20] * 6
     # The warm-up is not counted.
-    assert measurement.num_tokens == [60, 60]
-    assert (len(measurement.seconds), len(measurement.completions)) == (2, 6)
-    assert measurement.tokens_per_s == tuple(60 / seconds for seconds in measurement.seconds)
+    assert measurement.num_tokens == [20] * 6
+    seconds = measurement.seconds
+    assert (len(seconds), len(measurement.completions)) == (6, 6)
+    assert measurement.seconds_of_repeats == [sum(seconds[:3]), sum(seconds[3:])]
+    assert measurement.tokens_per_s == (60 / sum(seconds[:3]), 60 / sum(seconds[3:]))
 
 
 def test_all_arms_get_the_same_calls(tiny_pair):
@@ -60,8 +62,9 @@ def test_all_arms_get_the_same_calls(tiny_pair):
     assert calls["a"] == calls["b"]
     seeds = {call.seed for _, call in log}
     assert len(seeds) == 2 * 3  # one per repeat and batch; temperatures and arms share them
-    assert batches(PROMPTS, 2) == [((1, 2), (3,)), ((4, 5, 6), (1, 2))]
-    assert batches(PROMPTS, 8) == [(PROMPTS * 3)[:8]]
+    work = {"prompts": PROMPTS, "max_new_tokens": 1, "temperature": 0.0}
+    assert Workload(**work, batch_size=2).batches == [((1, 2), (3,)), ((4, 5, 6), (1, 2))]
+    assert Workload(**work, batch_size=8).batches == [(PROMPTS * 3)[:8]]
 
 
 @pytest.mark.parametrize(("error", "at"), [(OptionError, 0), (RuntimeError, 3), (IndexError, 3)])
@@ -74,7 +77,7 @@ def test_failed_arm_has_a_reason_and_no_numbers(tiny_pair, error, at):
     assert not failed.num_tokens
     assert not failed.completions
     assert sum(name == "a" for name, _ in log) == at + 1, "a failed arm is not asked again"
-    assert fine.num_tokens == [60, 60]
+    assert fine.num_tokens == [20] * 6
     with pytest.raises(ZeroDivisionError):  # a fault of the benchmark is not swallowed
         run(tiny_pair, [Scripted(name="a", log=[], fails_at_call=0, error=ZeroDivisionError)])
 
@@ -104,14 +107,14 @@ def test_arms_and_controllers_measure_by_the_clock(tiny_pair, clock, monkeypatch
     clocks = {"wall": lambda: -5.0, "cpu": lambda: -5.0} | {clock: lambda: float(next(ticks))}
     monkeypatch.setattr(runner, "CLOCKS", clocks)
     (measurement,) = run(tiny_pair, [Asking(name="a", log=[])], clock=clock)
-    assert measurement.seconds == [3.0, 3.0]  # a tick passes in each call
+    assert measurement.seconds == [1.0] * 6  # a tick passes in each call
     assert seen == [0.0]
     assert now() > 100
 
 
 def test_time_limit_ends_after_a_whole_repeat(tiny_pair):
     (measurement,) = run(tiny_pair, [Scripted(name="a", log=[])], repeats=50, time_limit_s=0.0)
-    assert measurement.num_tokens == [60]
+    assert measurement.num_tokens == [20] * 3
 
 
 @pytest.mark.parametrize(

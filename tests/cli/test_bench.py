@@ -85,7 +85,7 @@ def test_named_arms_of_a_useless_draft(bench, tmp_path):
         ),
         (["--device", "foo"], "device 'foo' cannot be used"),
         (["--dtype", "float99"], "unknown dtype 'float99'; did you mean 'float64'"),
-        (["--arm", "tree=chain(2)"], "arm 'tree=chain(2)' has no name"),
+        (["--arm", "mine"], "cannot read arm 'mine'"),
         (["--target", "./nowhere"], "no folder './nowhere'"),
         (["--arm", "a: controller=goodpt"], "did you mean 'goodput'"),
         (["--named-only"], "--named-only needs arms of --arm"),

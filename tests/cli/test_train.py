@@ -22,7 +22,7 @@ from monge.core.errors import OptionError, UnsupportedModelError
 from monge.heads.shape.checkpoint import CONFIG, load_head
 from monge.training import loop
 from monge.training.loop import STATE, Recipe
-from monge.training.own_text import ANSWERS, TextSettings, cut_rows, write_own_text
+from monge.training.own_text import ANSWERS, Answer, TextSettings, cut_rows, write_own_text
 from monge.training.shape import HeadSettings, make_head
 from monge.training.texts import feature_model
 from tests.engine.tiny import network, prompts
@@ -32,7 +32,7 @@ TEXT = TextSettings(num_tokens=1920, row_length=24, prompt_length=4, batch_size=
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
     return write_own_text(
         network("llama"), prompts((3, 6, 5), seed=1), TEXT, tmp_path_factory.mktemp("text")
     )
@@ -54,7 +54,7 @@ def penalty(model: Any) -> None:
     model.generation_config.repetition_penalty = 1.3
 
 
-def test_own_text_is_kept_and_goes_on(rows: torch.Tensor, tmp_path: Path) -> None:
+def test_own_text_is_kept_and_goes_on(rows: list[Answer], tmp_path: Path) -> None:
     model, texts = network("llama"), prompts((3, 6, 5), seed=1)
     told: list[float] = []
 
@@ -71,11 +71,10 @@ def test_own_text_is_kept_and_goes_on(rows: torch.Tensor, tmp_path: Path) -> Non
     told.clear()
     again = write_own_text(model, texts, TEXT, tmp_path, told.append)
     assert told[0] == TEXT.batch_size
-    assert torch.equal(again, rows)
-    assert again.shape == (80, 24)
-    assert again[0, :3].tolist() == list(texts[0])
-    assert again[1, :4].tolist() == list(texts[1][-4:])
-    assert len({tuple(row) for row in again.tolist()}) == 80
+    assert again == rows
+    assert {len(prompt) + len(answer) for prompt, answer in again} == {24}
+    assert [prompt for prompt, _ in again[:2]] == [tuple(texts[0]), tuple(texts[1][-4:])]
+    assert len(set(again)) == 80
     with pytest.raises(OptionError, match="answers to other prompts or by other settings"):
         write_own_text(model, texts[:1], TEXT, tmp_path)
     with pytest.raises(OptionError, match="answers to other prompts or by other settings"):
@@ -90,11 +89,11 @@ def test_own_text_is_kept_and_goes_on(rows: torch.Tensor, tmp_path: Path) -> Non
 
 
 def test_bad_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="no prompts to continue"):
+    with pytest.raises(OptionError, match="no prompts to answer"):
         write_own_text(network("llama"), [], TEXT, tmp_path)
     with pytest.raises(OptionError, match="5 tokens do not fill a row of 6"):
         cut_rows([(1, 2), (3, 4, 5)], 6)
-    assert cut_rows([(1, 2), (3, 4, 5)], 2).tolist() == [[1, 2], [3, 4]]
+    assert cut_rows([(1, 2), (3, 4, 5)], 2) == [((), (1, 2)), ((), (3, 4))]
     for bad in ({"row_length": 4, "prompt_length": 4}, {"temperatures": (0.0,)}, {"num_tokens": 9}):
         with pytest.raises(OptionError, match="own text"):
             TextSettings(**bad)
@@ -107,7 +106,7 @@ def test_bad_text_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", ["ridge", "paper", "branch"])
-def test_presets_make_heads_that_load(preset: str, rows: torch.Tensor, tmp_path: Path) -> None:
+def test_presets_make_heads_that_load(preset: str, rows: list[Answer], tmp_path: Path) -> None:
     recipe = Recipe(steps=20, batch_size=64, evaluate_every=10, learning_rate=0.01)
     settings = HeadSettings(preset=preset, num_steps=2, width=16, recipe=recipe)
     outcome = make_head(network("llama"), rows, settings, tmp_path, about={"target": "tiny"})
@@ -120,6 +119,22 @@ def test_presets_make_heads_that_load(preset: str, rows: torch.Tensor, tmp_path:
     assert about["target"] == "tiny"
     assert about["settings"]["preset"] == preset
     assert (tmp_path / STATE).exists() == (preset != "ridge")
+
+
+def test_a_training_goes_on_with_its_own_target_and_text_only(
+    rows: list[Answer], tmp_path: Path
+) -> None:
+    """A network that differs in one norm has the same shapes, and embeddings."""
+    settings = HeadSettings(num_steps=1, width=4, recipe=Recipe(steps=2, batch_size=16))
+    make_head(model := network("llama"), rows, settings, tmp_path)
+    weights(other := copy.deepcopy(model))
+    with pytest.raises(OptionError, match=r"other values of \['target'\]"):
+        make_head(other, rows, settings, tmp_path)
+    with pytest.raises(OptionError, match=r"other values of \['text'\]"):
+        make_head(model, rows[:-9], settings, tmp_path)
+    with pytest.raises(OptionError, match=r"other values of \['preset'\]"):
+        make_head(model, rows, replace(settings, preset="paper"), tmp_path)
+    make_head(model, rows, settings, tmp_path)
 
 
 def test_the_commands_make_and_use_a_head(run, tiny_paths, tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 import pytest
 from transformers import AutoTokenizer
 
-from monge.bench.tune import Candidate, arms_of
+from monge.bench.arms import named_arm
+from monge.bench.runner import Measurement
 from monge.cli import tune as tuning
 from tests.heads.readers.published import eagle3
 
-NONE, DEFAULTS = {"drafter": "none"}, dict[str, str]()
-MODEL = {"drafter": "model", "tree": "chain(8, 'top')", "controller": "fixed(max_depth=2)"}
-SUFFIX = {"drafter": "suffix", "controller": "goodput"}
+NONE, DEFAULTS = "drafter=none", ""
+MODEL = "drafter=model, tree=chain(8, 'top'), controller=fixed(max_depth=2)"
+SUFFIX = "drafter=suffix, controller=goodput"
 
 
 @pytest.fixture
@@ -50,12 +51,7 @@ def clocked(monkeypatch):
     def set_seconds(*measured):
         def search(pair, plain, arms, work, *, on_call):
             return [
-                Candidate(
-                    arm=plain if settings == NONE else arms_of([settings])[0],
-                    seconds=[seconds],
-                    num_tokens=[8],
-                    num_rounds=4,
-                )
+                Measurement(arm=named_arm(settings), work=work, seconds=[seconds], num_tokens=[8])
                 for settings, seconds in measured
             ]
 
@@ -73,7 +69,7 @@ BACKEND = "--dtype float64 --device cpu --attention eager --backend eager"
 
 
 def test_tune_ends_with_a_command_that_runs(tune, tiny_paths, few):
-    few(DEFAULTS, MODEL, SUFFIX, {"drafter": "head"}, {"drafter": "ngram"})
+    few(DEFAULTS, MODEL, SUFFIX, "drafter=head", "drafter=ngram")
     asked = f"--max-new-tokens 6 --temperature 1 --top-p 0.9 --json {BACKEND}".split()
     result, document, words = tune("--draft", tiny_paths[1], *asked)
     assert json.loads(result.stdout.splitlines()[-1]) == document
@@ -125,7 +121,7 @@ def test_the_fastest_is_recommended_with_the_draft_that_it_takes(
     start = ["generate", "Once", "--target", str(tiny_paths[0]), *map(str, named)]
     assert words[: len(start)] == start
     assert ("--draft" in words) is ("--draft" in parts)
-    assert document["best"] == fastest
+    assert document["best"] == named_arm(fastest).settings
     mean = "1.00" if fastest == NONE else "2.00"
     last = f"measured: {mean} times plain decoding, 95% interval over prompts {mean} to {mean}"
     assert result.stdout.splitlines()[-1] == last
@@ -138,7 +134,7 @@ def test_tune_writes_a_file_that_every_door_takes(tune, tiny_paths, tmp_path, cl
     config = tmp_path / "monge.toml"
     result, _, words = tune("--max-new-tokens", 2, "--save", config)
     settings = tomllib.loads(config.read_text())
-    assert settings == {"target": str(tiny_paths[0]), **SUFFIX}
+    assert settings == {"target": str(tiny_paths[0]), **named_arm(SUFFIX).settings}
     assert "# measured: 2.00 times plain decoding" in config.read_text()
     assert words == ["generate", "Once", "--config", str(config)]
     assert f"python:   monge.load(config={str(config)!r})" in result.stdout
@@ -165,7 +161,7 @@ def test_a_chat_model_is_tuned_on_messages_and_with_the_head_that_ships_for_it(
     head = eagle3(32, 4096).write(tmp_path / "eagle3")
     named = SimpleNamespace(of=lambda _: SimpleNamespace(head=str(head)))
     monkeypatch.setattr(tuning, "ModelSource", named)
-    few({"drafter": "head"})
+    few("drafter=head")
     asked, search = [], tuning.search
     monkeypatch.setattr(tuning, "search", lambda *a, **o: asked.append(a[3]) or search(*a, **o))
     result, document, words = tune("--max-new-tokens", 4, target=target)

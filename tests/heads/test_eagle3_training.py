@@ -15,15 +15,16 @@ from monge.engine.models.head_model import CachedHead
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.heads.readers.registry import load_head
 from monge.training import own_text
-from monge.training.conversations import Conversations, read_conversations
 from monge.training.eagle3 import (
     Eagle3Trainee,
+    _log_z,
     _Loss,
     faster_copy,
     train_eagle3,
 )
 from monge.training.loop import Recipe, Watch
 from monge.training.own_text import ANSWERS, AnswerSettings, write_answers, write_prompts
+from monge.training.texts import Texts, feature_model, read_texts
 from tests.engine.tiny import VOCAB, network
 from tests.heads.readers.published import sizes, steps_of
 
@@ -32,12 +33,12 @@ STEPS, SIZE, HIDDEN = 3, 11, 16
 
 def conversations(lengths=(9, 12), given=3):
     draws, total = torch.Generator().manual_seed(0), sum(lengths)
-    return Conversations(
+    return Texts(
         starts=(0, *torch.tensor(lengths).cumsum(0).tolist()),
         token_ids=torch.randint(SIZE, (total,), generator=draws),
         is_learnt=torch.cat([torch.arange(length) >= given for length in lengths]),
         features=torch.randn(total, 3 * HIDDEN, generator=draws),
-        last=torch.randn(total, HIDDEN, generator=draws),
+        states=torch.randn(total, HIDDEN, generator=draws),
         log_z=torch.randn(total, generator=draws).abs() + 5,
     )
 
@@ -61,7 +62,7 @@ def trainee():
 
 def test_chains_of_the_training_are_those_of_the_reader(trainee):
     """The chain that starts at place t sees the true states up to t, and its own predictions after that."""
-    text, head = trainee.fitted.rows(1, 1), trainee.head
+    text, head = trainee.fitted.batch(1, 1), trainee.head
     tokens, embed = text.token_ids[0], trainee.embeddings
     steps = [step.drafted for step in trainee._steps(text)]
     learnt = text.is_learnt[0].unfold(0, STEPS, 1).all(dim=1)[2:][: len(tokens) - 1 - STEPS]
@@ -84,7 +85,7 @@ def test_chains_of_the_training_are_those_of_the_reader(trainee):
 
 def test_figures_are_those_of_the_laws(trainee):
     """Acceptance of the first step by its definition, over the whole vocabulary; padding changes nothing."""
-    first = [trainee.fitted.rows(row, count) for row, count in ((0, 1), (1, 1), (0, 2))]
+    first = [trainee.fitted.batch(row, count) for row, count in ((0, 1), (1, 1), (0, 2))]
     *alone, step = (next(iter(trainee._steps(rows))) for rows in first)
     drafted = torch.cat([one.drafted for one in alone])
     torch.testing.assert_close(drafted, step.drafted, atol=1e-5, rtol=1e-5)
@@ -172,15 +173,19 @@ def test_the_target_writes_prompts(target, tmp_path, monkeypatch):
 
 def test_states_are_those_of_the_network(target):
     pair = ((3, 4, 5, 6), (7, 8, 9, 10, 11))
-    read = read_conversations(target, [pair, (pair[0], pair[1][:2])], (2, 3), dtype=torch.float32)
-    assert read.starts == (0, 6, 15)
+    shorter = (pair[0], pair[1][:2])
+    read = read_texts(feature_model(target), [pair, shorter, pair], (2, 3), batch_size=2)
+    assert read.starts == (0, 6, 15, 24)
+    read = read_texts(feature_model(target), [pair, shorter], (2, 3), longest=8, least=3)
+    assert read.token_ids.tolist() == [*pair[0], *pair[1][:4]], "one is cut, the other left out"
+    read = read_texts(feature_model(target), [pair, shorter], (2, 3))
     assert read.is_learnt.tolist() == [False] * 4 + [True] * 2 + [False] * 4 + [True] * 5
     with torch.inference_mode():
         output = target(torch.tensor([[*pair[0], *pair[1]]]), output_hidden_states=True)
     states = output.hidden_states
     torch.testing.assert_close(read.features[6:], torch.cat([states[2], states[3]], -1)[0])
-    torch.testing.assert_close(read.last[6:], states[-1][0])
-    torch.testing.assert_close(read.log_z[6:], output.logits[0].logsumexp(-1))
+    torch.testing.assert_close(read.states[6:], states[-1][0])
+    torch.testing.assert_close(_log_z(target, read.states)[6:], output.logits[0].logsumexp(-1))
 
 
 def made(target, folder, recipe, **options):

@@ -133,10 +133,11 @@ def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
 RECIPE = Recipe(steps=12, batch_size=64, learning_rate=0.02, evaluate_every=4)
 
 
-def fit(split, folder: Path, recipe: Recipe, watch: Watch = NOBODY):
+def fit(split, folder: Path, recipe: Recipe, watch: Watch = NOBODY, target: str = "mine"):
     """Train a new head; return it and the progress."""
-    one = head("gated")
-    return one, train_predictor(one, *split, ENDS, recipe=recipe, folder=folder, watch=watch)
+    one, identity = head("gated"), {"target": target}
+    options = {"recipe": recipe, "folder": folder, "identity": identity, "watch": watch}
+    return one, train_predictor(one, *split, ENDS, **options)
 
 
 def test_training_learns_keeps_the_best_look_and_is_not_done_again(split, tmp_path: Path) -> None:
@@ -176,6 +177,8 @@ def test_states_that_do_not_fit_are_refused(split, tmp_path: Path) -> None:
     fit(split, tmp_path, RECIPE)
     with pytest.raises(OptionError, match=r"other values of \['learning_rate'\]"):
         fit(split, tmp_path, replace(RECIPE, learning_rate=0.1))
+    with pytest.raises(OptionError, match=r"other values of \['target'\]; restore them"):
+        fit(split, tmp_path, RECIPE, target="another")
     (tmp_path / STATE).write_bytes(b"no state")
     with pytest.raises(ModelLoadError, match="cannot go on from"):
         fit(split, tmp_path, RECIPE)

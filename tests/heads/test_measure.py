@@ -1,6 +1,7 @@
 """The estimate of block efficiency is, in expectation, what the real loop does."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,10 +16,10 @@ from monge.draft.tree.fixed_width import Chain
 from monge.testing.oracle import exact_law
 from monge.testing.tabular import RandomTable, TabularModel
 from monge.training.calibrate import measure
-from monge.training.texts import Ends, Texts, all_windows, num_windows, read_texts
+from monge.training.texts import Ends, all_windows, num_windows
 from monge.verify.base import as_verifier
 from monge.verify.single_draft import SingleDraft
-from tests.heads.toy import random_head
+from tests.heads.toy import random_head, read_rows
 
 VOCAB, STEPS, SEED = 3, 2, 8
 TEXT = (0, 2, 1)
@@ -56,11 +57,9 @@ def test_the_estimate_is_the_loop_s_expectation(temperature: float) -> None:
     estimate, acceptance = 0.0, 0.0
     for continuation in itertools.product(range(VOCAB), repeat=STEPS):
         row = TEXT + continuation
-        texts = read_texts(table(), torch.tensor([row]))
+        read = read_rows(table(), [list(row)])
         # One window is wanted, the one whose h_t is that of TEXT's last token but one.
-        texts = Texts(
-            token_ids=texts.token_ids[:, len(TEXT) - 2 :], states=texts.states[:, len(TEXT) - 2 :]
-        )
+        texts = replace(read, starts=(len(TEXT) - 2, len(row)))
         quality = measure(head, texts, ends_of(table()), temperature=temperature)
         weight = 1.0
         for length in range(len(TEXT), len(row)):
@@ -74,33 +73,31 @@ def test_the_estimate_is_the_loop_s_expectation(temperature: float) -> None:
 
 
 def test_windows_are_teacher_forced() -> None:
-    rows = torch.tensor([[0, 1, 2, 0, 1], [2, 2, 1, 0, 0]])
-    texts = read_texts(table(), rows, batch_size=1)
+    rows = [[2, 1, 0], [0, 1, 2, 0, 1], [2, 2, 1, 0, 0]]  # the first is too short for a window
+    texts = read_rows(table(), rows, batch_size=2)
     (windows,) = all_windows(texts, 2, ends_of(table()))
     assert num_windows(texts, 2) == 4
     assert windows.token_ids.tolist() == [[2, 0], [0, 1], [1, 0], [0, 0]]
     assert windows.tokens.argmax(dim=-1).tolist() == [[1, 2], [2, 0], [2, 1], [1, 0]]
-    assert torch.equal(windows.states, texts.states[[0, 0, 1, 1], [0, 1, 0, 1]])
-    assert torch.equal(windows.true[:, 1], texts.states[[0, 0, 1, 1], [2, 3, 2, 3]])
+    assert torch.equal(windows.states, texts.states[[3, 4, 8, 9]])
+    assert torch.equal(windows.true[:, 1], texts.states[[5, 6, 10, 11]])
     plain = table()
     logits = torch.stack(
         [
             torch.tensor(list(plain.table(tuple(row[: n + 1])))).log()
-            for row in rows.tolist()
-            for n in range(5)
+            for row in rows
+            for n in range(len(row))
         ]
     )
-    torch.testing.assert_close(texts.states.flatten(0, 1).float(), logits, atol=1e-6, rtol=0)
+    torch.testing.assert_close(texts.states.float(), logits, atol=1e-6, rtol=0)
 
 
 def test_bad_texts_are_refused() -> None:
-    rows = torch.tensor([[0, 1, 2]])
-    texts = read_texts(table(), rows)
-    with pytest.raises(
-        OptionError, match="rows of 3 tokens are too short for 2 steps; give 4 or more"
-    ):
+    texts = read_rows(table(), [[0, 1, 2], [1]])
+    short = "texts of at most 3 tokens are too short for 2 steps; give 4 or more"
+    with pytest.raises(OptionError, match=short):
         num_windows(texts, 2)
     broken = texts.states.clone()
-    broken[0, 1] = float("nan")
-    with pytest.raises(OptionError, match="not finite at 1 of 3 tokens"):
-        Texts(token_ids=rows, states=broken)
+    broken[1] = float("nan")
+    with pytest.raises(OptionError, match="not finite at 1 of 4 tokens"):
+        replace(texts, states=broken)

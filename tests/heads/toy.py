@@ -7,6 +7,11 @@ from monge.testing.tabular import RandomTable, TabularModel
 from monge.training.texts import Ends, Texts, read_texts
 
 
+def read_rows(target: TabularModel, rows: list[list[int]], **options) -> Texts:
+    """Texts without prompts, read by the target."""
+    return read_texts(target, [((), row) for row in rows], **options)
+
+
 def random_head(
     target: TabularModel,
     kind: str = "gated",
@@ -54,5 +59,4 @@ def markov_texts(vocab: int, rows: int, length: int) -> Texts:
     columns = [torch.randint(vocab, (rows,), generator=generator)]
     for _ in range(length - 1):
         columns.append(torch.multinomial(laws[columns[-1]], 1, generator=generator)[:, 0])
-    read = read_texts(table, torch.stack(columns, dim=1))
-    return Texts(token_ids=read.token_ids, states=read.states.float())
+    return read_rows(table, torch.stack(columns, dim=1).tolist(), dtype=torch.float32)

@@ -7,9 +7,11 @@ import pytest
 
 from lab.never_slower import measure as module
 from lab.never_slower.__main__ import PROMPTS, lowest, table
-from lab.never_slower.measure import measured_cells, ratio_interval
+from lab.never_slower.measure import measured_cells
+from monge.bench import runner
 from monge.bench.arms import Arm, DecodedCall
 from monge.bench.runner import Settings
+from monge.bench.statistics import ratio_of_sums
 from monge.prompts import read_prompts
 
 PROMPT_IDS = tuple((number,) for number in range(12))
@@ -45,7 +47,7 @@ def cells(monkeypatch, tiny_pair):
 
             arms.append(Fake(name="fake"))
         monkeypatch.setattr(module, "arms_of", lambda way: arms)
-        monkeypatch.setattr(module, "CLOCKS", {"wall": clock})
+        monkeypatch.setattr(runner, "CLOCKS", {"wall": clock})
         settings = Settings(
             max_new_tokens=8, repeats=repeats, batch_sizes=(batch,), temperatures=(0.0,)
         )
@@ -89,7 +91,7 @@ def test_the_interval_covers_the_ratio_of_the_population():
     for _ in range(200):
         gains = draws.normal(1.0, 0.2, 24)
         seconds = np.concatenate([1 + gains, 1 + gains])
-        found = ratio_interval(seconds, np.full(48, 2.0), 24)
+        found = ratio_of_sums(np.full(48, 2.0), seconds, np.arange(48) % 24)
         covered += found.low <= 1 <= found.high
     assert 170 <= covered <= 199
 

@@ -31,12 +31,16 @@ from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components, first_state
 from monge.engine.decoder import Decoder
-from monge.training.own_text import left_padded
+from monge.engine.models.masks import left_padded
 from monge.verify.registry import VERIFIERS
 
 PLAIN: Final = "transformers"
 DEFAULT: Final = "monge"
 NONE: Final = "monge none"
+NO_DRAFTS: Final = f"{NONE}: drafter=none"
+"""This library without speculation."""
+USUAL: Final = (f"{DEFAULT}:", "monge ngram: drafter=ngram", NO_DRAFTS)
+"""This library with its defaults, with prompt lookup, and without speculation."""
 LOOKUP_TOKENS: Final = 8
 ASSISTANT_TOKENS: Final = (2, 3, 5, 8)
 QUICK_ASSISTANT_TOKENS: Final = (2, 5)
@@ -48,7 +52,8 @@ _ROOMS: Final[Mapping[str, Registry[Any]]] = {
     "draft_backend": BACKENDS,
 }
 _FORM: Final = (
-    "write 'name: part=value, ...', e.g. 'deep: tree=chain(8), controller=goodput, verifier=block'"
+    "write 'name: part=value, ...', e.g. 'deep: tree=chain(8), controller=goodput, verifier=block', "
+    "or 'name:' for the default parts"
 )
 TokenIds = tuple[tuple[int, ...], ...]
 
@@ -253,20 +258,6 @@ def host_arms(pair: Pair, tuned: Mapping[float, Mapping[str, Any]]) -> list[Arm]
     return [*arms, HostArm(name=name, settings=lookup, **shared)]
 
 
-def plain_arm() -> Arm:
-    """Return this library without speculation."""
-    return MongeArm(name=NONE, settings={"drafter": "none"})
-
-
-def usual_arms() -> list[Arm]:
-    """Return this library with its defaults, with prompt lookup, and without speculation."""
-    return [
-        MongeArm(name=DEFAULT),
-        MongeArm(name="monge ngram", settings={"drafter": "ngram"}),
-        plain_arm(),
-    ]
-
-
 def assistant_options(num_tokens: int) -> dict[str, Any]:
     """Return options for a constant number of drafted tokens, whatever the draft model's confidence."""
     return {
@@ -281,41 +272,55 @@ def named_arm(text: str) -> MongeArm:
 
     Args:
         text: `name: part=value, ..`; parts are written as on the command line (`drafter`, `tree`,
-            `verifier`, `controller`, `draft_backend`). `name:` is an arm with the default parts.
+            `verifier`, `controller`, `draft_backend`). `name:` is an arm with the default parts. Parts
+            without a name are called by their values.
 
     Raises:
         OptionError: If it cannot be read, or names a part, setting or value that does not exist, or
             a part twice.
     """
-    name, colon, parts = text.partition(":")
-    if not colon or not name.strip():
-        raise OptionError(f"arm {text!r} has no name; {_FORM}, or 'name:' for the default parts")
-    source, settings = f"f({parts.strip()})", dict[str, Any]()
-    try:
-        call = ast.parse(source, mode="eval").body
-    except (SyntaxError, ValueError):
-        call = None
-    if not isinstance(call, ast.Call) or call.args or any(not word.arg for word in call.keywords):
+    name, found = "", _parts(text)
+    if found is None:
+        name, _, rest = text.partition(":")
+        found = _parts(rest) if name.strip() and name != text else None
+    if found is None:
         raise OptionError(f"cannot read arm {text!r}; {_FORM}")
-    for word in call.keywords:
-        key, value = str(word.arg), ast.get_source_segment(source, word.value) or ""
+    settings = dict[str, Any]()
+    for key, value in found:
         if key in settings:
             raise OptionError(f"arm {text!r}: {key} is given twice; leave one out")
         settings[key] = _checked(text, key, value)
-    return MongeArm(name=name.strip(), settings=settings)
+    label = " ".join(map(str, settings.values())) or "the defaults"
+    return MongeArm(name=name.strip() or label, settings=settings)
 
 
-def with_named(arms: Sequence[Arm], texts: Sequence[str]) -> list[Arm]:
-    """Return the arms and the named arms.
+def arms_of(texts: Sequence[str]) -> list[MongeArm]:
+    """Return the arms of texts.
 
     Raises:
         OptionError: As `named_arm`, or if two arms have the same name.
     """
-    together = [*arms, *map(named_arm, texts)]
-    for name, count in Counter(arm.name for arm in together).items():
+    arms = list(map(named_arm, texts))
+    for name, count in Counter(arm.name for arm in arms).items():
         if count > 1:
             raise OptionError(f"two arms are called {name!r}; give the new one another name")
-    return together
+    return arms
+
+
+def _parts(text: str) -> list[tuple[str, str]] | None:
+    """Return the names and the values of `part=value, ..` as they are written; `None` of another form."""
+    source = f"f({text.strip()})"
+    try:
+        call = ast.parse(source, mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+    if not isinstance(call, ast.Call) or call.args:
+        return None
+    if not all(word.arg for word in call.keywords):
+        return None
+    return [
+        (str(word.arg), ast.get_source_segment(source, word.value) or "") for word in call.keywords
+    ]
 
 
 def _checked(text: str, key: str, value: str) -> str:

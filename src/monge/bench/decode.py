@@ -24,7 +24,7 @@ from monge.bench.report import arm_record, slowest_adaptive, summary
 from monge.bench.runner import Measurement, OnCall, Settings, measure
 from monge.core.errors import ContextLengthError, OptionError
 from monge.core.words import counted
-from monge.prompts import Prompt, written
+from monge.prompts import Prompt
 
 QUICK: Final = Settings(max_new_tokens=32, repeats=3, batch_sizes=(1,), time_limit_s=25.0)
 QUICK_PROMPTS_PER_TASK: Final = 1
@@ -56,8 +56,7 @@ def compare(
         The document of the comparison, as plain values, and its measurements.
     """
     before = provenance(pair.target.device)
-    written_prompts = (written(prompt, pair.decoder.encode_chat) for prompt in prompts)
-    token_ids = tuple(map(pair.decoder.encode, written_prompts))
+    token_ids = tuple(map(pair.encode, prompts))
     if not all(token_ids):
         raise OptionError("bench: a prompt has no tokens; remove it")
     _check_lengths(pair, token_ids, settings)
@@ -129,7 +128,7 @@ def tune_assistant(
         return {}, [{"failure": failures[0]}]
     tried = [
         {
-            "temperature": measurement.temperature,
+            "temperature": measurement.work.temperature,
             **assistant_options(int(measurement.arm.name)),
             "tokens_per_s": median(measurement.tokens_per_s),
         }

@@ -8,8 +8,9 @@ same text.
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 
 from monge.backends.registry import BACKENDS
 from monge.bench.provenance import provenance
-from monge.bench.runner import OnCall, count_once
+from monge.bench.runner import OnCall, count_once, in_turns
 from monge.bench.statistics import RepeatSummary, paired_ratios
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock, SequenceModel
@@ -27,7 +28,6 @@ from monge.engine.models.hf_tree import make_models_ready
 from monge.loading.networks import as_sequence_model
 from monge.options import MEASURING, option
 
-_WARM_UPS: Final = 3
 _STRIDE: Final = 7919  # a prime, so that texts differ and few tokens repeat
 
 
@@ -102,7 +102,7 @@ def measure(
     }
 
 
-def _records(seconds: Mapping[str, list[float]], **cell: int) -> list[dict[str, Any]]:
+def _records(seconds: Mapping[str, Sequence[float]], **cell: int) -> list[dict[str, Any]]:
     first = next(iter(seconds.values()))
     return [
         {
@@ -148,7 +148,7 @@ def _opened(
 
 def _cell(
     models: Mapping[str, SequenceModel], settings: StepSettings, batch: int, nodes: int
-) -> dict[str, list[float]]:
+) -> dict[str, tuple[float, ...]]:
     tokens = _texts(models, batch, settings.context + nodes)
     ends = {row: tuple(token_ids[settings.context :]) for row, token_ids in enumerate(tokens)}
     blocks = {row: NodeBlock.chain(end) for row, end in ends.items()}
@@ -173,7 +173,7 @@ def _cell(
 
 def _prompt_cell(
     models: Mapping[str, SequenceModel], settings: StepSettings, batch: int, prompt: int
-) -> dict[str, list[float]]:
+) -> dict[str, tuple[float, ...]]:
     texts = dict(enumerate(_texts(models, batch, prompt)))
 
     def prefill_s(model: SequenceModel) -> float:
@@ -191,13 +191,9 @@ def _prompt_cell(
 
 def _in_turns(
     models: Mapping[str, SequenceModel], repeats: int, seconds_of: Callable[[SequenceModel], float]
-) -> dict[str, list[float]]:
-    """Return the seconds of each model, without the warm-ups."""
-    turns = [
-        {name: seconds_of(model) for name, model in models.items()}
-        for _ in range(_WARM_UPS + repeats)
-    ]
-    return {name: [turn[name] for turn in turns[_WARM_UPS:]] for name in models}
+) -> dict[str, tuple[float, ...]]:
+    works = {name: partial(seconds_of, model) for name, model in models.items()}
+    return in_turns(works, repeats)
 
 
 def _texts(models: Mapping[str, SequenceModel], batch: int, length: int) -> list[list[int]]:

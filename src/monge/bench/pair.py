@@ -16,6 +16,7 @@ from monge.draft.by_name import with_head
 from monge.engine.decoder import Decoder
 from monge.loading.networks import as_draft_model, as_sequence_model, prepare
 from monge.loading.sources import ModelSource
+from monge.prompts import Prompt, written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,10 @@ class Pair:
         if text is None:
             return self.head or ("ngram" if self.draft is None else "model")
         return with_head(text, self.head)
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the token ids of a prompt; the target's template writes its messages."""
+        return self.decoder.encode(written(prompt, self.decoder.encode_chat))
 
     def target_again(self) -> SequenceModel:
         """Return another model of the target's network.

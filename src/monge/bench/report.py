@@ -14,7 +14,7 @@ from monge.bench.statistics import (
     geometric_mean,
     is_degenerate,
     paired_ratios,
-    ratio_of_all,
+    ratio_of_sums,
 )
 from monge.control.base import Reads
 from monge.core.metrics import (
@@ -32,9 +32,9 @@ def find(
     measurements: Sequence[Measurement], name: str, temperature: float, batch_size: int
 ) -> Measurement | None:
     """Return the measurement of an arm, or `None` where it failed or was not measured."""
-    place = name, temperature, batch_size
+    place = {"temperature": temperature, "batch_size": batch_size}
     for measurement in measurements:
-        if (measurement.arm.name, measurement.temperature, measurement.batch_size) == place:
+        if measurement.arm.name == name and measurement.place == place:
             return measurement if measurement.failure is None else None
     return None
 
@@ -63,24 +63,25 @@ def arm_record(measurement: Measurement, measurements: Sequence[Measurement]) ->
 
     A failed arm has no numbers.
     """
-    arm, where = measurement.arm, (measurement.temperature, measurement.batch_size)
+    arm, where = measurement.arm, measurement.place
     record: dict[str, Any] = {
         "arm": arm.name,
         "family": arm.family,
         "settings": _settings(measurement),
-        "temperature": where[0],
-        "batch_size": where[1],
+        **where,
         "failure": measurement.failure,
     }
     if measurement.failure is not None:
         return record
-    plain, none = (find(measurements, name, *where) for name in (PLAIN, NONE))
+    plain, none = (find(measurements, name, **where) for name in (PLAIN, NONE))
     ratio, over_none = speedup(measurement, plain), speedup(measurement, none)
-    of_all = None if none is None else ratio_of_all(measurement.tokens_per_s, none.tokens_per_s)
+    seconds, of_all = measurement.seconds_of_repeats, None
+    if none is not None and len(seconds) > 1:
+        of_all = ratio_of_sums(none.seconds_of_repeats, seconds, range(len(seconds)))
     looping = [is_degenerate(completion) for completion in measurement.completions]
     record |= {
         "num_tokens": sum(measurement.num_tokens),
-        "seconds": measurement.seconds,
+        "seconds": seconds,
         "tokens_per_s": asdict(RepeatSummary.of(measurement.tokens_per_s)),
         "ratio_to_plain": ratio and asdict(ratio),
         "ratio_to_none": over_none and asdict(over_none),
@@ -118,7 +119,7 @@ def summary(measurements: Sequence[Measurement], *, batch_size: int) -> dict[str
     """
     parts: dict[str, dict[str, Any]] = {}
     pooled: list[StepRecord] = []
-    for temperature in dict.fromkeys(measurement.temperature for measurement in measurements):
+    for temperature in dict.fromkeys(one.work.temperature for one in measurements):
         ours = find(measurements, DEFAULT, temperature, batch_size)
         assisted = best_assisted(measurements, temperature, batch_size)
         over_plain = speedup(ours, find(measurements, PLAIN, temperature, batch_size))
@@ -155,7 +156,7 @@ def slowest_adaptive(measurements: Sequence[Measurement]) -> dict[str, Any] | No
     """
     ratios_of_arms: list[dict[str, Any]] = []
     for measurement in measurements:
-        where = {"temperature": measurement.temperature, "batch_size": measurement.batch_size}
+        where = measurement.place
         reads = measurement.arm.reads if isinstance(measurement.arm, MongeArm) else ()
         if measurement.failure is not None or Reads.LATENCY not in reads:
             continue
@@ -171,9 +172,7 @@ def write_rounds(measurements: Sequence[Measurement], path: Path) -> Path:
     """Write the raw round records as JSON lines. Every rate is computed from them."""
     with gzip.open(path, "wt", encoding="utf-8") as file:
         for measurement in measurements:
-            names = ("temperature", "batch_size")
-            where = {"arm": measurement.arm.name}
-            where |= {name: getattr(measurement, name) for name in names}
+            where = {"arm": measurement.arm.name, **measurement.place}
             for record in measurement.records:
                 file.write(json.dumps(where | asdict(record)) + "\n")
     return path
@@ -183,7 +182,7 @@ def _settings(measurement: Measurement) -> dict[str, Any]:
     arm = measurement.arm
     settings = dict(arm.settings)
     if isinstance(arm, HostArm) and arm.assistant is not None:
-        settings["assistant"] = dict(arm.assistant.get(measurement.temperature, {}))
+        settings["assistant"] = dict(arm.assistant.get(measurement.work.temperature, {}))
     return settings
 
 
@@ -192,7 +191,7 @@ def _same_share(measurement: Measurement, plain: Measurement | None) -> float | 
 
     Sampled completions differ by chance.
     """
-    if plain is None or measurement.temperature > 0:
+    if plain is None or measurement.work.temperature > 0:
         return None
     pairs = list(zip(measurement.completions, plain.completions, strict=True))
     return sum(ours == theirs for ours, theirs in pairs) / len(pairs)

@@ -51,19 +51,18 @@ def paired_ratios(numerators: Sequence[float], denominators: Sequence[float]) ->
     return tuple(top / bottom for top, bottom in zip(numerators, denominators, strict=True))
 
 
-def ratio_of_all(speeds: Sequence[float], others: Sequence[float]) -> Estimate | None:
-    """Return the speed over all repeats together, over that of others, with an interval that resamples repeats.
+def ratio_of_sums(
+    numerators: Sequence[float], denominators: Sequence[float], clusters: Sequence[int]
+) -> Estimate:
+    """Return the sum of some numbers over that of others, with an interval that resamples clusters.
 
-    Every repeat holds the same work on both sides, so its seconds are the inverse of its speed.
-
-    Returns:
-        `None` of fewer than two repeats.
+    Args:
+        numerators: At least one number.
+        denominators: As many.
+        clusters: The cluster of every pair, from 0.
     """
-    if len(speeds) < 2:
-        return None
-    resamples = Resamples.draw(len(speeds), SeededDraws(0))
-    seconds, other_seconds = (1.0 / np.array(some) for some in (speeds, others))
-    return resamples.ratio(other_seconds, seconds, np.arange(len(speeds)))
+    resamples = Resamples.draw(max(clusters, default=0) + 1, SeededDraws(0))
+    return resamples.ratio(np.array(numerators), np.array(denominators), np.array(clusters))
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -10,10 +10,10 @@ from rich.table import Table
 from monge.bench.arms import (
     ASSISTANT_TOKENS,
     DEFAULT,
+    NO_DRAFTS,
     QUICK_ASSISTANT_TOKENS,
-    plain_arm,
-    usual_arms,
-    with_named,
+    USUAL,
+    arms_of,
 )
 from monge.bench.decode import (
     PROMPTS_PER_TASK,
@@ -111,7 +111,7 @@ def decode(
     options.check_out_folder(out)
     per_task = QUICK_PROMPTS_PER_TASK if quick else PROMPTS_PER_TASK
     shown = asked_prompts(prompts, per_task=prompts_per_task, default=per_task)
-    ours = with_named([plain_arm()] if named_only else usual_arms(), arm or ())
+    ours = arms_of([*([NO_DRAFTS] if named_only else USUAL), *(arm or ())])
     with working("loading the models"):
         pair = load_pair(useless_draft=useless_draft, **changed(load))
     if is_chat:

@@ -10,22 +10,23 @@ from typing import Any, Final
 
 from rich.table import Table
 
+from monge.bench.arms import arms_of, named_arm
 from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import busy_note, provenance
-from monge.bench.tune import FREE, Candidate, Workload, arms_of, grid, lengths, search
+from monge.bench.runner import Measurement, Workload
+from monge.bench.tune import FREE, grid, lengths, search
 from monge.cli import options
 from monge.cli.console import plain_table, print_tables, say, show, write_document
 from monge.cli.options import option, panel
 from monge.cli.progress import call_bar, working
 from monge.config import write_config
 from monge.core.errors import OptionError
-from monge.core.text import token_ids_of
 from monge.core.words import counted
 from monge.draft.by_name import settings_of
 from monge.engine.chat_format import TemplateFormat
 from monge.loading.sources import ModelSource
 from monge.options import LAW, OUTPUT, LoadOptions, SamplingOptions, changed
-from monge.prompts import Prompt, as_message, interleaved, read_prompts, shipped, written
+from monge.prompts import as_message, interleaved, read_prompts, shipped
 
 LENGTH: Final = 64
 """Most tokens of a text."""
@@ -33,7 +34,7 @@ SHORTEST: Final = 8
 """Fewest tokens of a text from which anything is concluded."""
 _SHOWN: Final = 8
 """Rows of the table."""
-PLAIN: Final = {"drafter": "none"}
+PLAIN: Final = "drafter=none"
 _EXPECTED: Final = (
     "{mean:.2f} times plain decoding, 95% interval over prompts {low:.2f} to {high:.2f}"
 )
@@ -102,7 +103,7 @@ def tune(
         shown = tuple(map(as_message, shown))
     law = {name: getattr(sampling, name) for name in LAW if name in changed(sampling)}
     work = Workload(
-        prompts=tuple(_ids(pair, prompt) for prompt in interleaved(shown)),
+        prompts=tuple(map(pair.encode, interleaved(shown))),
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,
         truncation={name: value for name, value in law.items() if name != "temperature"},
@@ -110,7 +111,7 @@ def tune(
         seed=seed,
         repeats=repeats,
     )
-    (plain,) = arms_of([PLAIN])
+    plain = named_arm(PLAIN)
     arms = arms_of(
         grid(drafter=_own_drafter(pair), is_greedy=work.temperature == 0, further=drafter or ())
     )
@@ -160,11 +161,6 @@ def _advice(load: LoadOptions, prompts: Path | None) -> str:
     )
 
 
-def _ids(pair: Pair, prompt: Prompt) -> tuple[int, ...]:
-    text = written(prompt, pair.decoder.encode_chat)
-    return token_ids_of(pair.tokenizer, text) if isinstance(text, str) else tuple(text)
-
-
 def _own_drafter(pair: Pair) -> str | None:
     """Return the name of the drafter of the head or of the draft model, or `None`."""
     if pair.head is not None:
@@ -188,16 +184,16 @@ def _without_short(work: Workload, lengths: Sequence[int]) -> Workload:
     return replace(work, prompts=tuple(compress(work.prompts, long)))
 
 
-def _document(candidates: Sequence[Candidate], work: Workload, pair: Pair) -> dict[str, Any]:
+def _document(candidates: Sequence[Measurement], work: Workload, pair: Pair) -> dict[str, Any]:
     """Return what was measured as plain values for JSON, the best first, and what failed."""
-    plain = next(candidate for candidate in candidates if candidate.arm.settings == PLAIN)
+    plain = next(candidate for candidate in candidates if candidate.arm.name == "none")
     measured = [
         {
             "label": candidate.arm.name,
             "settings": dict(candidate.arm.settings),
-            "tokens_per_s": candidate.tokens_per_s,
+            "tokens_per_s": candidate.speed,
             "speedup": asdict(candidate.speedup(plain, len(work.prompts))),
-            "tokens_a_round": candidate.tokens_a_round,
+            "tokens_a_round": sum(candidate.num_tokens) / max(1, len(candidate.records)),
             "num_texts": len(candidate.seconds),
         }
         for candidate in candidates

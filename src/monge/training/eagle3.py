@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,10 +24,9 @@ from monge.heads.readers.attention import GroupedAttention
 from monge.heads.readers.eagle3 import Eagle3Head
 from monge.heads.readers.source import Source
 from monge.training.chain import ChainQuality, Step, chain_quality
-from monge.training.conversations import Conversations, TokenStates, read_conversations
 from monge.training.loop import NOBODY, Outcome, Recipe, Watch, train
-from monge.training.own_text import AnswerSettings, OnRows, write_answers
-from monge.training.texts import feature_model
+from monge.training.own_text import AnswerSettings, OnRows, digest_of, write_answers
+from monge.training.texts import Text, Texts, TokenStates, feature_model, read_texts
 
 DRAFT_VOCABULARY: Final = 8192
 MIN_LAYERS: Final = 5
@@ -35,6 +34,8 @@ _CHOSEN: Final = 0.04  # of the conversations, to choose weights by, and as many
 _MOST_CHOSEN: Final = 128
 _LOOK: Final = 48  # conversations of an evaluation during training
 _ROWS: Final = 4  # rows of one measurement's forward
+_LONGEST: Final = 384  # most tokens of a text, whose states take a few kilobytes each
+_LOGITS: Final = 512  # rows of logits at a time
 _LAYER: Final = "midlayer"
 
 
@@ -70,7 +71,7 @@ class Eagle3Trainee:
         Li et al., EAGLE-3, arXiv 2503.01840, section 3.
     """
 
-    fitted: Conversations
+    fitted: Texts
     embeddings: Float[Tensor, "vocab hidden"]
     output: Float[Tensor, "draft hidden"]
     norm: Float[Tensor, " hidden"]
@@ -107,7 +108,7 @@ class Eagle3Trainee:
         low, high = self.anneal
         variation = min(1.0, max(0.0, (share - low) / (high - low)))
         total = torch.zeros((), device=self._device)
-        texts = self.fitted.rows(first, max(1, count), self._device)
+        texts = self.fitted.batch(first, max(1, count), self._device)
         for number, step in enumerate(self._steps(texts)):
             assert step.log_z is not None
             p = (step.true - step.log_z[:, None]).exp()
@@ -115,10 +116,10 @@ class Eagle3Trainee:
         return total
 
     @torch.no_grad()
-    def quality(self, texts: Conversations) -> ChainQuality:
+    def quality(self, texts: Texts) -> ChainQuality:
         """Acceptance of chains that start at tokens of the target."""
         return chain_quality(
-            self._steps(texts.rows(start, _ROWS, self._device))
+            self._steps(texts.batch(start, _ROWS, self._device))
             for start in range(0, len(texts), _ROWS)
         )
 
@@ -132,7 +133,8 @@ class Eagle3Trainee:
         places, ids = length - 1 - self.num_steps, self.draft_ids
         # A chain counts if the target wrote all the tokens that it is about.
         is_learnt = texts.is_learnt.unfold(1, self.num_steps, 1).all(dim=2)[:, 2 : 2 + places]
-        learnt = is_learnt.flatten()
+        learnt, log_z = is_learnt.flatten(), texts.log_z
+        assert log_z is not None
         embeddings = functional.embedding(texts.token_ids, self.embeddings)
         keys: list[Tensor] = []
         values: list[Tensor] = []
@@ -141,7 +143,7 @@ class Eagle3Trainee:
             for number in range(self.num_steps):
                 is_read[:, 1 + number : 1 + number + places] |= is_learnt
             read_at = is_read.flatten().cumsum(0).view(rows, length) - 1
-            all_true = functional.linear(texts.last[is_read].float(), self.output).float()
+            all_true = functional.linear(texts.states[is_read].float(), self.output).float()
         with self._mixed():
             states = self.head.fuse(texts.features[:, :places].flatten(0, 1).float())
         for number in range(self.num_steps):
@@ -155,7 +157,7 @@ class Eagle3Trainee:
                 drafted=drafted,
                 true=all_true[read_at[:, at].flatten()[learnt]],
                 token_ids=torch.where(ids[place] == tokens, place, -1),
-                log_z=texts.log_z[:, at].flatten()[learnt].float(),
+                log_z=log_z[:, at].flatten()[learnt].float(),
             )
 
     def _advance(
@@ -235,12 +237,27 @@ def initial(
     Output projections are zero, so the last fused state passes unchanged into the target's norm and
     the rows of its output layer.
     """
-    hidden = config["hidden_size"]
+    hidden, inner, dim = (config[key] for key in ("hidden_size", "intermediate_size", "head_dim"))
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+
+    def drawn(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=generator) / columns**0.5
+
+    layer = {
+        "hidden_norm": torch.ones(hidden),
+        "input_layernorm": torch.ones(hidden),
+        "self_attn.q_proj": drawn(heads * dim, 2 * hidden),
+        "self_attn.k_proj": drawn(kv_heads * dim, 2 * hidden),
+        "self_attn.v_proj": drawn(kv_heads * dim, 2 * hidden),
+        "self_attn.o_proj": torch.zeros(hidden, heads * dim),
+        "mlp.gate_proj": drawn(inner, hidden),
+        "mlp.up_proj": drawn(inner, hidden),
+        "mlp.down_proj": torch.zeros(hidden, inner),
+        "post_attention_layernorm": torch.ones(hidden),
+    }
     return {
         "fc.weight": torch.cat([torch.zeros(hidden, 2 * hidden), torch.eye(hidden)], dim=1),
-        f"{_LAYER}.hidden_norm.weight": torch.ones(hidden),
-        f"{_LAYER}.input_layernorm.weight": torch.ones(hidden),
-        **initial_layer(_LAYER, config, 2 * hidden, generator),
+        **{f"{_LAYER}.{name}.weight": weight for name, weight in layer.items()},
         "norm.weight": norm.detach().float().cpu().clone(),
         "lm_head.weight": output.detach().float().cpu().clone(),
     }
@@ -294,11 +311,22 @@ def train_eagle3(
             "measure; give more prompts"
         )
 
-    def read(
-        some: Sequence[tuple[Sequence[int], Sequence[int]]], by: PreTrainedModel = network
-    ) -> Conversations:
-        # A chain needs so many tokens of the target.
-        return read_conversations(by, some, layers, least=num_steps + 1, on_rows=watch.on_read)
+    def read(some: Sequence[Text], by: PreTrainedModel = network) -> Texts:
+        device, num_states = by.device, (len(layers) + 1) * sizes.hidden_size
+        size = 2 * num_states * sum(len(prompt) + len(answer) for prompt, answer in some)
+        has_room = device.type == "cuda" and 2 * size < torch.cuda.mem_get_info(device)[0]
+        found = read_texts(
+            feature_model(by),
+            some,
+            layers,
+            longest=_LONGEST,
+            least=num_steps + 1,  # a chain needs so many tokens of the target
+            batch_size=64 if device.type == "cuda" else 8,
+            dtype=torch.bfloat16,
+            device=device if has_room else "cpu",
+            on_rows=watch.on_read,
+        )
+        return replace(found, log_z=_log_z(by, found.states))
 
     measured, chosen = read(pairs[:count]), read(pairs[count : 2 * count][:_LOOK])
     fitted = read(pairs[2 * count :], quick)
@@ -320,6 +348,12 @@ def train_eagle3(
         lambda: trainee.quality(chosen).block_efficiency,
         recipe=recipe,
         folder=folder,
+        identity={
+            "target": digest_of(network),
+            "text": fitted.digest,
+            "num_steps": num_steps,
+            "draft_vocabulary": draft_vocabulary,
+        },
         watch=watch,
     )
     outcome = Outcome(
@@ -365,6 +399,14 @@ def faster_copy(network: PreTrainedModel) -> PreTrainedModel:
     return copied.to(torch.bfloat16)
 
 
+@torch.no_grad()
+def _log_z(network: Any, states: Float[Tensor, "tokens hidden"]) -> Float[Tensor, " tokens"]:
+    """Return the log-sum-exp of the logits at every token."""
+    output, device = network.get_output_embeddings(), network.device
+    parts = (part.to(device, network.dtype) for part in states.split(_LOGITS))
+    return torch.cat([output(part).float().logsumexp(dim=-1) for part in parts]).to(states.device)
+
+
 def _ends(network: Any, ids: torch.Tensor) -> dict[str, Any]:
     """Return the frozen parts of the target that training needs, see `Eagle3Trainee`."""
     norm = getattr(network.model, "norm", None)
@@ -386,35 +428,6 @@ def save_published(
     save_file({name: tensor.contiguous() for name, tensor in (rounded | beside).items()}, file)
     text = json.dumps(config, indent=2) + "\n"
     (file.parent / "config.json").write_text(text, encoding="utf-8")
-
-
-def initial_layer(
-    name: str, config: Mapping[str, Any], width: int, generator: torch.Generator
-) -> dict[str, Tensor]:
-    """Weights of a Llama layer, by name, whose output projections are zero: states pass unchanged.
-
-    Args:
-        name: Prefix of the names.
-        config: Configuration of the layer, see `layer_config`.
-        width: Width of what its attention reads.
-        generator: Source of the weights.
-    """
-    hidden, inner, dim = (config[key] for key in ("hidden_size", "intermediate_size", "head_dim"))
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-
-    def drawn(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=generator) / columns**0.5
-
-    return {
-        f"{name}.self_attn.q_proj.weight": drawn(heads * dim, width),
-        f"{name}.self_attn.k_proj.weight": drawn(kv_heads * dim, width),
-        f"{name}.self_attn.v_proj.weight": drawn(kv_heads * dim, width),
-        f"{name}.self_attn.o_proj.weight": torch.zeros(hidden, heads * dim),
-        f"{name}.mlp.gate_proj.weight": drawn(inner, hidden),
-        f"{name}.mlp.up_proj.weight": drawn(inner, hidden),
-        f"{name}.mlp.down_proj.weight": torch.zeros(hidden, inner),
-        f"{name}.post_attention_layernorm.weight": torch.ones(hidden),
-    }
 
 
 def layer_config(network: PreTrainedModel, sizes: FeatureModel) -> dict[str, Any]:

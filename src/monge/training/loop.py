@@ -138,6 +138,7 @@ def train(
     *,
     recipe: Recipe,
     folder: Path,
+    identity: Mapping[str, Any],
     watch: Watch = NOBODY,
 ) -> Progress:
     """Train, or continue; ends with the weights of the best evaluation.
@@ -149,21 +150,23 @@ def train(
         efficiency: Block efficiency on held-out text.
         recipe: Settings of the training.
         folder: Folder of the checkpoint; an interrupted run continues from there.
+        identity: What else must be equal for a run to continue, such as the target's digest.
         watch: Callbacks.
 
     Raises:
-        OptionError: If the folder holds a run with another recipe.
+        OptionError: If the folder holds a run with another recipe or identity.
         ModelLoadError: If the checkpoint cannot be read.
     """
     optimizer = torch.optim.AdamW(
         list(weights.values()), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
     )
-    progress, best = _restored(weights, recipe, folder, optimizer)
+    known = {**asdict(recipe), **identity}
+    progress, best = _restored(weights, known, folder, optimizer)
 
     def save() -> None:
         progress.seconds = perf_counter() - began
         state = {
-            "recipe": asdict(recipe),
+            "recipe": known,
             "progress": asdict(progress),
             "weights": _copies(weights),
             "best": best,
@@ -226,7 +229,10 @@ def _set(weights: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
 
 
 def _restored(
-    weights: Mapping[str, Tensor], recipe: Recipe, folder: Path, optimizer: torch.optim.Optimizer
+    weights: Mapping[str, Tensor],
+    known: Mapping[str, Any],
+    folder: Path,
+    optimizer: torch.optim.Optimizer,
 ) -> tuple[Progress, dict[str, Tensor]]:
     path, device = folder / STATE, next(iter(weights.values())).device
     if not path.exists():
@@ -234,10 +240,7 @@ def _restored(
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         kept, progress = state["recipe"], Progress(**state["progress"])
-        if kept != asdict(recipe):
-            changed = sorted(
-                name for name, value in asdict(recipe).items() if kept.get(name) != value
-            )
+        if changed := sorted(name for name in known if kept.get(name) != known[name]):
             raise OptionError(
                 f"{path} was written with other values of {changed}; restore them "
                 "or choose another folder"

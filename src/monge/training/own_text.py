@@ -1,24 +1,23 @@
 """Text that a target writes itself, the training text of heads; saved batch by batch, so that a rerun continues."""
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import cycle, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from jaxtyping import Int64
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from monge.backends.cpu.program_cache import network_facts
 from monge.backends.traced import tensors_of
 from monge.core.errors import OptionError
 from monge.engine.models.adapters import switches_of
+from monge.engine.models.masks import left_padded
 
 ANSWERS: Final = "answers.jsonl"
 _TURN: Final = 160  # most tokens of a turn that the target writes for the user
@@ -90,32 +89,25 @@ def write_own_text(
     settings: TextSettings,
     folder: Path,
     on_rows: OnRows = lambda count: None,
-) -> Int64[Tensor, "rows seq"]:
-    """Let the target continue prompts, used in turn, to rows of the same length.
-
-    Raises:
-        OptionError: If there is no prompt, or the folder holds other text.
-    """
-    if not prompts:
-        raise OptionError("own text: there are no prompts to continue; give --data with some text")
+) -> list[Answer]:
+    """Let the target continue prompts, used in turn, to rows of the same length; see `write_answers`."""
     in_turn = list(islice(cycle(prompts), settings.num_rows))
-    written = write_answers(network, in_turn, settings, folder, on_rows)
-    return torch.tensor([[*prompt, *answer] for prompt, answer in written])
+    return write_answers(network, in_turn, settings, folder, on_rows)
 
 
-def cut_rows(texts: Sequence[Sequence[int]], row_length: int) -> Int64[Tensor, "rows seq"]:
+def cut_rows(texts: Sequence[Sequence[int]], row_length: int) -> list[Answer]:
     """Concatenate texts and cut them into rows; the rest is dropped.
 
     Raises:
         OptionError: If the text does not fill a row.
     """
-    tokens = [token for text in texts for token in text]
-    num_rows = len(tokens) // row_length
-    if num_rows == 0:
+    tokens = tuple(token for text in texts for token in text)
+    ends = range(row_length, len(tokens) + 1, row_length)
+    if not ends:
         raise OptionError(
             f"own text: {len(tokens)} tokens do not fill a row of {row_length}; give more text"
         )
-    return torch.tensor(tokens[: num_rows * row_length]).unflatten(0, (num_rows, row_length))
+    return [((), tokens[end - row_length : end]) for end in ends]
 
 
 def write_prompts(
@@ -199,18 +191,6 @@ def write_answers(
         answers += written
         progress.end()
     return [answer for _, answer in sorted(zip(places, answers, strict=True), key=itemgetter(0))]
-
-
-def left_padded(
-    rows: Sequence[Sequence[int]], device: torch.device, pad: int = 0
-) -> tuple[Int64[Tensor, "rows seq"], Int64[Tensor, "rows seq"]]:
-    """Return token ids and attention mask as transformers wants rows of different length."""
-    token_ids = [torch.tensor(row, device=device) for row in rows]
-    masks = [torch.ones_like(row) for row in token_ids]
-    return (
-        pad_sequence(token_ids, batch_first=True, padding_value=pad, padding_side="left"),
-        pad_sequence(masks, batch_first=True, padding_side="left"),
-    )
 
 
 def _answered(
@@ -304,19 +284,23 @@ class _Draw(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
 
 
-def _digest(settings: AnswerSettings, network: PreTrainedModel) -> str:
-    """Return a name for what answers depend on beside their prompts."""
-    if settings.row_length is not None:  # no row depends on the number of rows
-        settings = replace(settings, num_tokens=settings.row_length)
-    config: Any = network.generation_config  # whose penalties `generate` honours
+def digest_of(network: PreTrainedModel, *known: object) -> str:
+    """Return a name for what a network computes, by its weights, and for what else is given."""
     switches = [switches_of(module) for module in network.modules()]
-    known = settings, network_facts(network), json.dumps(config.to_dict(), default=str), switches
-    digest = hashlib.blake2b(repr(known).encode(), digest_size=6)
+    digest = blake2b(repr((known, network_facts(network), switches)).encode(), digest_size=6)
     for name, tensor in tensors_of(network).items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         numbers = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
         digest.update(numbers.numpy().data)
     return digest.hexdigest()
+
+
+def _digest(settings: AnswerSettings, network: PreTrainedModel) -> str:
+    """Return a name for what answers depend on beside their prompts."""
+    if settings.row_length is not None:  # no row depends on the number of rows
+        settings = replace(settings, num_tokens=settings.row_length)
+    config: Any = network.generation_config  # whose penalties `generate` honours
+    return digest_of(network, settings, json.dumps(config.to_dict(), default=str))
 
 
 def _restored(path: Path, prompts: Sequence[tuple[int, ...]], key: str) -> list[Answer]:

@@ -1,13 +1,12 @@
 """`monge train shape`: from a target and some text to a head on disk."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
 import torch
-from jaxtyping import Int64
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -25,9 +24,11 @@ from monge.training.calibrate import (
 )
 from monge.training.chain import chain_loss
 from monge.training.loop import NOBODY, TRAINING, Outcome, Progress, Recipe, Watch, train
+from monge.training.own_text import digest_of
 from monge.training.texts import (
     HELD_OUT_ROWS,
     Ends,
+    Text,
     Texts,
     feature_model,
     gradient_ends,
@@ -86,6 +87,7 @@ def train_predictor(
     *,
     recipe: Recipe,
     folder: Path,
+    identity: Mapping[str, Any],
     watch: Watch = NOBODY,
     mixed: torch.dtype | None = None,
 ) -> Progress:
@@ -98,10 +100,11 @@ def train_predictor(
         ends: The target's embedding and output layer.
         recipe: Settings of the training.
         folder: Folder of the checkpoint; an interrupted run continues from there.
+        identity: As for `train`.
         watch: Callbacks.
         mixed: Autocast type of the predictor; `None` disables autocast.
     """
-    some = fitted.states.flatten(0, 1)[:_SUBSPACE_STATES]
+    some = fitted.states[:_SUBSPACE_STATES]
     subspace = principal_directions(some.float(), min(_SUBSPACE, some.shape[1]))
     num_steps = head.predictor.num_steps
 
@@ -115,13 +118,20 @@ def train_predictor(
     def efficiency() -> float:
         return measure(head, held_out, ends).block_efficiency
 
-    weights = dict(head.predictor.named_parameters())
-    return train(weights, loss, efficiency, recipe=recipe, folder=folder, watch=watch)
+    return train(
+        dict(head.predictor.named_parameters()),
+        loss,
+        efficiency,
+        recipe=recipe,
+        folder=folder,
+        identity=identity,
+        watch=watch,
+    )
 
 
 def make_head(
     network: PreTrainedModel,
-    rows: Int64[Tensor, "rows seq"],
+    rows: Sequence[Text],
     settings: HeadSettings,
     folder: Path,
     *,
@@ -141,7 +151,8 @@ def make_head(
         about: Further entries of the saved configuration.
     """
     target, ends = feature_model(network), gradient_ends(network)
-    fitted, chosen, held_out = thirds(read_texts(target, rows, on_rows=watch.on_read))
+    texts = read_texts(target, rows, on_rows=watch.on_read)
+    fitted, chosen, held_out = thirds(texts)
     head = _fresh(target, settings, network.device)
     began = perf_counter()
     if settings.preset == "ridge":
@@ -151,10 +162,17 @@ def make_head(
         progress = train_predictor(
             head,
             fitted,
-            chosen.rows(slice(0, HELD_OUT_ROWS)),
+            chosen.part(0, HELD_OUT_ROWS),
             ends,
             recipe=settings.recipe,
             folder=folder,
+            identity={
+                "target": digest_of(network),
+                "text": fitted.digest,
+                "preset": settings.preset,
+                "num_steps": settings.num_steps,
+                "width": settings.width,
+            },
             watch=watch,
             mixed=mixed,
         )
@@ -163,7 +181,7 @@ def make_head(
         calibrate_alignments(head, fitted, chosen, ends)
     quality = measure(head, held_out, ends)
     outcome = Outcome(num_parameters=head.num_parameters, quality=quality, progress=progress)
-    figures = {"settings": asdict(settings), "tokens": rows.numel(), **outcome.figures}
+    figures = {"settings": asdict(settings), "tokens": len(texts.token_ids), **outcome.figures}
     # Rounding to bfloat16 changes a draft law slightly and the output law not at all.
     save_head(head, folder, dtype=torch.bfloat16, about={**figures, **(about or {})})
     return outcome

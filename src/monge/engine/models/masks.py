@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Int64
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from monge.core.levels import LevelShape
 from monge.core.model import NodeBlock
@@ -235,3 +236,15 @@ def in_numbers(seen: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Tensor:
         return seen
     shown = torch.zeros((), dtype=dtype, device=seen.device)
     return torch.where(seen, shown, torch.finfo(dtype).min)
+
+
+def left_padded(
+    rows: Sequence[Sequence[int]], device: torch.device, pad: int = 0
+) -> tuple[Int64[Tensor, "rows seq"], Int64[Tensor, "rows seq"]]:
+    """Return token ids and attention mask as transformers wants rows of different length."""
+    token_ids = [torch.tensor(row, device=device) for row in rows]
+    masks = [torch.ones_like(row) for row in token_ids]
+    return (
+        pad_sequence(token_ids, batch_first=True, padding_value=pad, padding_side="left"),
+        pad_sequence(masks, batch_first=True, padding_side="left"),
+    )
