@@ -24,12 +24,13 @@ from monge.backends.prompt_graphs import MOST_TOKENS, PromptGraphs
 from monge.backends.traced import TracedForward, UncompiledForward, all_nodes
 from monge.core.errors import BackendError, UnsupportedModelError
 from monge.core.levels import DrawnLevels, LevelDraws
-from monge.core.sampling_rules import KINDS, Recordable
+from monge.core.sampling_rules import KINDS
 from monge.engine.clock import note_preparation
 from monge.engine.models.forward_program import ForwardOutput, ForwardProgram, ProgramSpec
 from monge.engine.models.masks import masks_behind
 from monge.engine.models.tree_cache import TreeCache, power_of_two
 from monge.engine.notices import notify
+from monge.verify.problem import Recordable
 
 WIDTHS: Final = (1, 2, 3, 5, 9, 17, 33, 64)
 """Nodes a row for which graphs are captured: a root and a draft of a power of two, and 64 at most."""

@@ -1,9 +1,9 @@
 """Sampling rules, and the function that turns logits into laws, for target and drafter alike."""
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import Final, NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -12,7 +12,6 @@ from torch import Tensor
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.law import (
     Law,
-    LawSequence,
     SparseLaw,
     every_token,
     one_hot,
@@ -98,56 +97,6 @@ def rule_rows(rules: Sequence[SamplingRules], logits: Float[Tensor, "*rows vocab
         num_sorted = vocab if any(own.top_p < 1 for own in rules) else min(power, vocab)
     numbers = torch.tensor(table, dtype=torch.float64).t()
     return RuleRows(numbers.to(logits.device, non_blocking=True), num_sorted)
-
-
-@runtime_checkable
-class Recordable(Hashable, Protocol):
-    """A function of tensors that never waits for a number. Equal functions give equal results."""
-
-    def __call__(self, *inputs: Tensor) -> Tensor: ...
-
-    def constants(self, device: torch.device) -> object:
-        """Return what it reads besides its inputs."""
-        ...
-
-
-Recorder = Callable[[Recordable, Sequence[Tensor]], Tensor]
-"""Runs a `Recordable` on a device, and may record its launches there."""
-
-
-def launched(function: Recordable, inputs: Sequence[Tensor]) -> Tensor:
-    """Run a function as it is; a `Recorder`."""
-    return function(*inputs)
-
-
-class StackedLaws(LawSequence, Protocol):
-    """Laws by node of a request's logits, which may also be read together."""
-
-    @property
-    def is_stacked(self) -> bool:
-        """True if it pays to read the laws together; otherwise they are computed node by node."""
-        ...
-
-    @property
-    def scores(self) -> Float[Tensor, "nodes vocab"]:
-        """Logits of all nodes."""
-        ...
-
-    @property
-    def rules(self) -> SamplingRules:
-        """How they become laws."""
-        ...
-
-    @property
-    def record(self) -> Recorder | None:
-        """Runs functions of these laws, if their device records them."""
-        ...
-
-
-def are_stacked(laws: LawSequence) -> TypeGuard[StackedLaws]:
-    """Return whether it pays to read laws together."""
-    # Every round asks, and `isinstance` of a protocol takes many times as long.
-    return bool(getattr(laws, "is_stacked", False))
 
 
 def law_from_logits(logits: Float[Tensor, " vocab"], rules: SamplingRules) -> Law:

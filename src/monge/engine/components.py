@@ -19,12 +19,13 @@ from monge.core.errors import (
 )
 from monge.core.model import PreparedModel, SequenceModel, draft_length, dtype_of
 from monge.core.proposal import Deterministic
-from monge.core.sampling_rules import Recorder, SamplingRules
+from monge.core.sampling_rules import SamplingRules
 from monge.core.selection import CounterfactualDraft
 from monge.draft.base import AnyDrafter, Capabilities, DrafterPool
 from monge.engine.models.forward_program import CopyingModel
 from monge.engine.process import round_lock
 from monge.verify.base import Rule, Verifier, as_verifier, unsupported_reason
+from monge.verify.problem import Recorder
 
 _FLOAT32_BYTES: Final = 4
 _MOST_NODES: Final = 63

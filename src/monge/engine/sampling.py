@@ -12,11 +12,12 @@ from monge.core.context import Context
 from monge.core.errors import ProcessorError
 from monge.core.law import Law
 from monge.core.lazy_laws import can_score
-from monge.core.sampling_rules import Recorder, SamplingRules, law_from_logits, laws_from_logits
+from monge.core.sampling_rules import SamplingRules, law_from_logits, laws_from_logits
 from monge.core.tree import TokenTree
 from monge.engine.grammar import GrammarState
 from monge.engine.processors import Processor, check_scores, fork, has_state, name_of
 from monge.engine.tree_mask import TreeMask
+from monge.verify.problem import Recorder
 
 _FEW: Final = 1 << 17
 """Number of logits in which the largest are found in the time of a few calls."""

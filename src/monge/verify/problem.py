@@ -1,12 +1,69 @@
-"""The problems that rules solve: a node, or a request's tree."""
+"""The problems that rules solve: a node, or a request's tree; and laws that a device reads together."""
 
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeGuard, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence
 from monge.core.proposal import Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
+
+
+@runtime_checkable
+class Recordable(Hashable, Protocol):
+    """A function of tensors that never waits for a number. Equal functions give equal results."""
+
+    def __call__(self, *inputs: Tensor) -> Tensor: ...
+
+    def constants(self, device: torch.device) -> object:
+        """Return what it reads besides its inputs."""
+        ...
+
+
+Recorder = Callable[[Recordable, Sequence[Tensor]], Tensor]
+"""Runs a `Recordable` on a device, and may record its launches there."""
+
+
+def launched(function: Recordable, inputs: Sequence[Tensor]) -> Tensor:
+    """Run a function as it is; a `Recorder`."""
+    return function(*inputs)
+
+
+class StackedLaws(LawSequence, Protocol):
+    """Laws by node of a request's logits, which may also be read together."""
+
+    @property
+    def is_stacked(self) -> bool:
+        """True if it pays to read the laws together; otherwise they are computed node by node."""
+        ...
+
+    @property
+    def scores(self) -> Float[Tensor, "nodes vocab"]:
+        """Logits of all nodes."""
+        ...
+
+    @property
+    def rules(self) -> SamplingRules:
+        """How they become laws."""
+        ...
+
+    @property
+    def record(self) -> Recorder | None:
+        """Runs functions of these laws, if their device records them."""
+        ...
+
+
+def are_stacked(laws: LawSequence) -> TypeGuard[StackedLaws]:
+    """Return whether it pays to read laws together."""
+    # Every round asks, and `isinstance` of a protocol takes many times as long.
+    return bool(getattr(laws, "is_stacked", False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -31,15 +31,7 @@ from monge.core.proposal import (
     Proposal,
     WithoutReplacement,
 )
-from monge.core.sampling_rules import (
-    Recorder,
-    RuleRows,
-    SamplingRules,
-    are_stacked,
-    launched,
-    probs_from_logits,
-    rule_rows,
-)
+from monge.core.sampling_rules import RuleRows, SamplingRules, probs_from_logits, rule_rows
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.functional.optimum import layer, optimal
@@ -54,7 +46,7 @@ from monge.verify.functional.tensors import (
     frozen,
     num_uniforms,
 )
-from monge.verify.problem import ScoredTree, verdict_at
+from monge.verify.problem import Recorder, ScoredTree, are_stacked, launched, verdict_at
 
 Program = Callable[..., Verified]
 """A function of `verify/functional.py` with the arguments of `recursive_rejection`."""

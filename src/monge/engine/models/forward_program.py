@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 from monge.core.errors import BackendError
 from monge.core.levels import DrawnLevels, LevelDraws
 from monge.core.model import SequenceModel
-from monge.core.sampling_rules import Recorder
 from monge.engine.clock import note_preparation
 from monge.engine.models.background_compiler import is_compiled_elsewhere
 from monge.engine.models.network_facts import WEIGHTS, PackedLayer, packed_layers
 from monge.engine.models.network_state import NetworkState
 from monge.engine.models.tree_cache import TreeCache
 from monge.engine.notices import notify, waiting
+from monge.verify.problem import Recorder
 
 Made = TypeVar("Made")
 

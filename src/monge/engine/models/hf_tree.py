@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
 from monge.core.levels import DrawnTrees, LevelShape, RootDraws, draw_levels, draws_of
 from monge.core.model import CachedStep, Forward, NodeBlock
-from monge.core.sampling_rules import Recorder
 from monge.engine.clock import now
 from monge.engine.models.forward_program import (
     FollowingProgram,
@@ -39,6 +38,7 @@ from monge.engine.models.network_facts import (
 from monge.engine.models.network_state import NetworkVersion
 from monge.engine.models.tree_cache import RECORDED_ROOM, CacheRow, TreeCache, power_of_two
 from monge.engine.prefix_cache import KeyValues, PrefixCache
+from monge.verify.problem import Recorder
 
 _PREFILL: Final = 1024
 """Tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt."""
