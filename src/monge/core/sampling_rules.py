@@ -19,7 +19,7 @@ from monge.core.law import (
     sparse_part,
     trusted_law,
 )
-from monge.core.lazy_laws import LazyLaw, can_score, scored_laws
+from monge.core.lazy_laws import can_score, scored_laws
 from monge.core.setting_types import check_sampling
 from monge.core.top_p import most_probable_ids
 
@@ -127,7 +127,12 @@ def laws_from_logits(
         scored = scored_laws(logits, heat)
         if not rules.truncates:
             return [*scored]
-        return [law and _kept(row, law, rules) for row, law in zip(logits, scored, strict=True)]
+        kept = rules.top_k, rules.top_p, max(rules.min_p, SMALLEST_SHARE)
+        return [
+            # Where rounding could decide, the plain law does.
+            law and (law.truncated(*kept) or _truncated(row, rules))
+            for row, law in zip(logits, scored, strict=True)
+        ]
     if rules.truncates and logits.is_cpu:
         return [
             _truncated(row, rules, largest) if math.isfinite(largest) else None
@@ -219,11 +224,6 @@ def _scores(
     # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
     most = logits.amax(-1, keepdim=True) if largest is None else largest
     return (logits.double() - most).div_(temperature)
-
-
-def _kept(logits: Float[Tensor, " vocab"], law: LazyLaw, rules: SamplingRules) -> SparseLaw:
-    part = law.truncated(rules.top_k, rules.top_p, max(rules.min_p, SMALLEST_SHARE))
-    return _truncated(logits, rules) if part is None else part
 
 
 def _truncated(
