@@ -313,6 +313,32 @@ def ones_in_docstrings() -> Iterator[str]:
             yield from (f"{name}:{node.lineno}" for _ in _ONE.findall(str(node.value)))
 
 
+def distributions() -> Iterator[str]:
+    """Yield the classes that are a distribution: with `prob`, their own or inherited, and what one has above another."""
+    names: set[str] = set()
+    listed: dict[str, None] = {}
+    for _ in range(3):  # as deep as classes inherit
+        for place, node in classes():
+            has_prob = any(isinstance(m, ast.FunctionDef) and m.name == "prob" for m in node.body)
+            bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+            if has_prob or bases & names or node.name.endswith("Excess"):
+                names.add(node.name)
+                listed[place] = None
+    yield from listed
+
+
+def laws_of_logits() -> Iterator[str]:
+    """Yield the public functions from logits to a distribution."""
+    for name, module in modules().items():
+        for node in module.body:
+            if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+                continue
+            takes = {argument.arg for argument in node.args.args} & {"logits", "scores"}
+            returned = ast.unparse(node.returns) if node.returns else ""
+            if takes and ("Law" in returned or node.name.startswith("probs_")):
+                yield f"{name}:{node.lineno} {node.name}"
+
+
 def parts() -> Iterator[str]:
     """Yield the named parts; a depth controller is a controller."""
     for kind, names in PARTS.items():
@@ -339,6 +365,8 @@ LISTS: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "extras for users": extras,
     "constants that are Python source": python_in_strings,
     "dropped uniforms": dropped_uniforms,
+    "classes that are a distribution": distributions,
+    "functions from logits to a distribution": laws_of_logits,
     "files that name one way of drawing": files_with_a_way_of_drawing,
     '"one" in docstrings': ones_in_docstrings,
     "lists of load options": lambda: lists_of(LOAD_OPTIONS, _A_LIST),

@@ -17,10 +17,10 @@ from monge.core.proposal import (
     Proposal,
     WithoutReplacement,
 )
-from monge.core.sampling_rules import SamplingRules, launched, law_from_logits
+from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tree import GrowingTree, TokenTree
 from monge.verify.base import as_verifier
-from monge.verify.problem import ScoredTree
+from monge.verify.problem import ScoredTree, launched
 from monge.verify.registry import VERIFIERS
 from tests.engine import pretend
 
@@ -152,7 +152,7 @@ def test_chains_of_several_lengths_have_one_wait(rule, kind, is_sparse, records)
         assert verdicts(rule, scored, record if records else None) == expected
         assert sum(pretend.waits.values()) == 1
     if records:  # six chains of up to five tokens
-        assert recorded[0][0] == (8, 9, VOCAB)
+        assert recorded[0][:2] == [(4, 8), (8, 9, VOCAB)]
 
 
 RULES = (

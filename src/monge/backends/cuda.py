@@ -23,7 +23,8 @@ from monge.backends.prompt_graphs import MOST_TOKENS, PromptGraphs
 from monge.backends.traced import TracedForward, UncompiledForward, all_nodes
 from monge.core.errors import BackendError, UnsupportedModelError
 from monge.core.levels import DrawnLevels, LevelDraws
-from monge.core.sampling_rules import KINDS, Recordable
+from monge.core.model import Recordable
+from monge.core.sampling_rules import KINDS
 from monge.engine.clock import note_preparation
 from monge.engine.models.forward_program import (
     EagerForward,

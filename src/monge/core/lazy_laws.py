@@ -369,16 +369,5 @@ def below(
         masses: y of these tokens, at most s p; y is zero elsewhere, `[support]`.
         scale: s.
     """
-    if isinstance(p, DenseLaw):
-        rest = scale * p.probs
-        # y <= s p, but for the rounding of its sums.
-        rest[token_ids] = (rest[token_ids] - masses).clamp_min(0.0)
-        total = rest.sum()
-        # Where nothing is left, nothing is ever rejected: rounding alone brings a caller here.
-        return trusted_law(rest / total) if float(total) > 0.0 else p
-    part = p.sparse()
-    index = torch.searchsorted(token_ids, part.token_ids).clamp_max(token_ids.numel() - 1)
-    taken = torch.where(token_ids[index] == part.token_ids, masses[index], 0.0)
-    left = (scale * part.probs - taken).clamp_min(0.0)
-    (kept,) = (left > 0.0).nonzero(as_tuple=True)
-    return sparse_part(part.token_ids[kept], left[kept] / left.sum()) if kept.numel() else p
+    # Where nothing is left, nothing is ever rejected: rounding alone brings a caller here.
+    return p.excess_over(sparse_part(token_ids, masses), scale) or p

@@ -1,7 +1,7 @@
 """The interface of a network: read nodes, and keep a path."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -14,6 +14,26 @@ from monge.core.tree import FutureTree
 
 ModuleForward = Callable[..., tuple[Tensor, ...]]
 """A computation of a module: tensors in, tensors out."""
+
+
+@runtime_checkable
+class Recordable(Hashable, Protocol):
+    """A function of tensors that never waits for a number. Equal functions give equal results."""
+
+    def __call__(self, *inputs: Tensor) -> Tensor: ...
+
+    def constants(self, device: torch.device) -> object:
+        """Return what it reads besides its inputs."""
+        ...
+
+
+Recorder = Callable[[Recordable, Sequence[Tensor]], Tensor]
+"""Runs a `Recordable` on a device, and may record its launches there."""
+
+
+def launched(function: Recordable, inputs: Sequence[Tensor]) -> Tensor:
+    """Run a function as it is; a `Recorder`."""
+    return function(*inputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Sampling rules, and the function that turns logits into laws, for target and drafter alike."""
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import Final, NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -12,7 +12,6 @@ from torch import Tensor
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.law import (
     Law,
-    LawSequence,
     SparseLaw,
     every_token,
     one_hot,
@@ -20,7 +19,7 @@ from monge.core.law import (
     sparse_part,
     trusted_law,
 )
-from monge.core.lazy_laws import LazyLaw, can_score, scored_laws
+from monge.core.lazy_laws import can_score, scored_laws
 from monge.core.setting_types import check_sampling
 from monge.core.top_p import most_probable_ids
 
@@ -100,56 +99,6 @@ def rule_rows(rules: Sequence[SamplingRules], logits: Float[Tensor, "*rows vocab
     return RuleRows(numbers.to(logits.device, non_blocking=True), num_sorted)
 
 
-@runtime_checkable
-class Recordable(Hashable, Protocol):
-    """A function of tensors that never waits for a number. Equal functions give equal results."""
-
-    def __call__(self, *inputs: Tensor) -> Tensor: ...
-
-    def constants(self, device: torch.device) -> object:
-        """Return what it reads besides its inputs."""
-        ...
-
-
-Recorder = Callable[[Recordable, Sequence[Tensor]], Tensor]
-"""Runs a `Recordable` on a device, and may record its launches there."""
-
-
-def launched(function: Recordable, inputs: Sequence[Tensor]) -> Tensor:
-    """Run a function as it is; a `Recorder`."""
-    return function(*inputs)
-
-
-class StackedLaws(LawSequence, Protocol):
-    """Laws by node of a request's logits, which may also be read together."""
-
-    @property
-    def is_stacked(self) -> bool:
-        """True if it pays to read the laws together; otherwise they are computed node by node."""
-        ...
-
-    @property
-    def scores(self) -> Float[Tensor, "nodes vocab"]:
-        """Logits of all nodes."""
-        ...
-
-    @property
-    def rules(self) -> SamplingRules:
-        """How they become laws."""
-        ...
-
-    @property
-    def record(self) -> Recorder | None:
-        """Runs functions of these laws, if their device records them."""
-        ...
-
-
-def are_stacked(laws: LawSequence) -> TypeGuard[StackedLaws]:
-    """Return whether it pays to read laws together."""
-    # Every round asks, and `isinstance` of a protocol takes many times as long.
-    return bool(getattr(laws, "is_stacked", False))
-
-
 def law_from_logits(logits: Float[Tensor, " vocab"], rules: SamplingRules) -> Law:
     """The law of the next token: logits in any float type, law in float64.
 
@@ -178,7 +127,12 @@ def laws_from_logits(
         scored = scored_laws(logits, heat)
         if not rules.truncates:
             return [*scored]
-        return [law and _kept(row, law, rules) for row, law in zip(logits, scored, strict=True)]
+        kept = rules.top_k, rules.top_p, max(rules.min_p, SMALLEST_SHARE)
+        return [
+            # Where rounding could decide, the plain law does.
+            law and (law.truncated(*kept) or _truncated(row, rules))
+            for row, law in zip(logits, scored, strict=True)
+        ]
     if rules.truncates and logits.is_cpu:
         return [
             _truncated(row, rules, largest) if math.isfinite(largest) else None
@@ -270,11 +224,6 @@ def _scores(
     # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
     most = logits.amax(-1, keepdim=True) if largest is None else largest
     return (logits.double() - most).div_(temperature)
-
-
-def _kept(logits: Float[Tensor, " vocab"], law: LazyLaw, rules: SamplingRules) -> SparseLaw:
-    part = law.truncated(rules.top_k, rules.top_p, max(rules.min_p, SMALLEST_SHARE))
-    return _truncated(logits, rules) if part is None else part
 
 
 def _truncated(

@@ -19,7 +19,7 @@ from monge.core.errors import (
 )
 from monge.core.model import PreparedModel, SequenceModel, draft_length, dtype_of
 from monge.core.proposal import Deterministic
-from monge.core.sampling_rules import Recorder, SamplingRules
+from monge.core.sampling_rules import SamplingRules
 from monge.core.selection import CounterfactualDraft
 from monge.draft.base import AnyDrafter, Capabilities, DrafterPool
 from monge.engine.models.forward_program import CopyingModel

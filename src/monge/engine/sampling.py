@@ -12,7 +12,8 @@ from monge.core.context import Context
 from monge.core.errors import ProcessorError
 from monge.core.law import Law
 from monge.core.lazy_laws import can_score
-from monge.core.sampling_rules import Recorder, SamplingRules, law_from_logits, laws_from_logits
+from monge.core.model import Recorder
+from monge.core.sampling_rules import SamplingRules, law_from_logits, laws_from_logits
 from monge.core.tree import TokenTree
 from monge.engine.grammar import GrammarState
 from monge.engine.processors import Processor, check_scores, fork, has_state, name_of

@@ -13,10 +13,9 @@ from monge.core.errors import ProposalMismatchError, RequestError
 from monge.core.law import Law, LawSequence
 from monge.core.parts import Part
 from monge.core.proposal import Arbitrary, Proposal
-from monge.core.sampling_rules import are_stacked
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.problem import NodeProblem, ScoredTree
+from monge.verify.problem import NodeProblem, ScoredTree, are_stacked
 from monge.verify.programs import Programs
 
 Made = TypeVar("Made")

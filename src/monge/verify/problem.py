@@ -1,12 +1,48 @@
-"""The problems that rules solve: a node, or a request's tree."""
+"""The problems that rules solve: a node, or a request's tree; and laws that a device reads together."""
 
 from dataclasses import dataclass
+from typing import Protocol, TypeGuard
+
+from jaxtyping import Float
+from torch import Tensor
 
 from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence
+from monge.core.model import Recorder
 from monge.core.proposal import Proposal
+from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
+
+
+class StackedLaws(LawSequence, Protocol):
+    """Laws by node of a request's logits, which may also be read together."""
+
+    @property
+    def is_stacked(self) -> bool:
+        """True if it pays to read the laws together; otherwise they are computed node by node."""
+        ...
+
+    @property
+    def scores(self) -> Float[Tensor, "nodes vocab"]:
+        """Logits of all nodes."""
+        ...
+
+    @property
+    def rules(self) -> SamplingRules:
+        """How they become laws."""
+        ...
+
+    @property
+    def record(self) -> Recorder | None:
+        """Runs functions of these laws, if their device records them."""
+        ...
+
+
+def are_stacked(laws: LawSequence) -> TypeGuard[StackedLaws]:
+    """Return whether it pays to read laws together."""
+    # Every round asks, and `isinstance` of a protocol takes many times as long.
+    return bool(getattr(laws, "is_stacked", False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -23,16 +23,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from monge.core.draws import PeekableDraws, can_peek
 from monge.core.law import DenseLaw, Law, SparseLaw
+from monge.core.model import Recorder, launched
 from monge.core.proposal import Arbitrary, Deterministic, Proposal
-from monge.core.sampling_rules import (
-    Recorder,
-    RuleRows,
-    SamplingRules,
-    are_stacked,
-    launched,
-    probs_from_logits,
-    rule_rows,
-)
+from monge.core.sampling_rules import RuleRows, SamplingRules, probs_from_logits, rule_rows
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.functional.optimum import layer, optimal
@@ -47,7 +40,7 @@ from monge.verify.functional.tensors import (
     frozen,
     num_uniforms,
 )
-from monge.verify.problem import ScoredTree, verdict_at
+from monge.verify.problem import ScoredTree, are_stacked, verdict_at
 
 Program = Callable[..., Verified]
 """A function of `verify/functional.py` with the arguments of `recursive_rejection`."""

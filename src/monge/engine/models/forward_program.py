@@ -15,8 +15,7 @@ from transformers.cache_utils import Cache
 
 from monge.core.errors import BackendError, UnsupportedModelError
 from monge.core.levels import DrawnLevels, LevelDraws
-from monge.core.model import SequenceModel
-from monge.core.sampling_rules import Recorder
+from monge.core.model import Recorder, SequenceModel
 from monge.engine.clock import note_preparation
 from monge.engine.models.background_compiler import is_compiled_elsewhere
 from monge.engine.models.network_facts import (

@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
 from monge.core.levels import DrawnTrees, RootDraws, draw_levels
-from monge.core.model import CachedStep, ModuleForward, NodeBlock
-from monge.core.sampling_rules import Recorder
+from monge.core.model import CachedStep, ModuleForward, NodeBlock, Recorder
 from monge.engine.clock import now
 from monge.engine.models.forward_program import (
     EagerForward,

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from monge.core.law import one_hot
-from monge.core.lazy_laws import can_read, can_score, laws_of_masses, scored_laws
+from monge.core.lazy_laws import can_read, can_score, laws_of_masses
+from monge.core.sampling_rules import SamplingRules, laws_from_logits
 from monge.verify import functional as f
 from monge.verify.functional import on_host
 from monge.verify.functional.rejection import whole_chain
@@ -126,7 +127,7 @@ def _on_host(
         if not (is_drawn and can_read(q[None])):
             return None
         drafts = laws_of_masses(q[None], [len(q)])
-    targets = scored_laws(logits, 1.0)
+    targets = laws_from_logits(logits, SamplingRules())
     if (q is not None and drafts is None) or None in targets:
         return None
     device = logits.device
