@@ -7,12 +7,13 @@ so the same class declares and draws: `Proposal.draw` draws the children of a no
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final, TypeVar
 
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from monge.core.clocks import clock_draws, first_token, num_clocks
 from monge.core.draws import Draws
 from monge.core.errors import LawError, OptionError
 from monge.core.law import Law
@@ -205,6 +206,30 @@ class Mixed(OneLaw):
 
 
 @dataclass(frozen=True, slots=True)
+class SharedClocks(OneLaw):
+    """`width` draws from `law`, draft k by the race of the clocks `(depth, k, .)`, which the verifier knows.
+
+    Given what is committed and drafted above, the draws are independent; but they are not
+    independent of the verifier's noise, so only rules made for it, and those that never look at the
+    candidates, are exact.
+    """
+
+    law: Law
+    width: int = 1
+    depth: int = 0
+
+    def at_depth(self, depth: int) -> "SharedClocks":
+        return replace(self, depth=depth)
+
+    def draw(self, draws: Draws) -> tuple[int, ...]:
+        source, size = clock_draws(draws), num_clocks(self.law)
+        return tuple(
+            first_token(source.clocks(self.depth, draft, size), self.law)
+            for draft in range(self.width)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Arbitrary(Proposal):
     """Candidates of unknown or anticipating origin; only the target walk is exact for them."""
 
@@ -212,6 +237,12 @@ class Arbitrary(Proposal):
 
     def draw(self, draws: Draws) -> tuple[int, ...]:
         return self.token_ids
+
+
+PROPOSALS: Final[tuple[type[Proposal], ...]] = (
+    *(Deterministic, Iid, Independent, WithoutReplacement, Mixed, SharedClocks, Arbitrary),
+)
+"""The ways in which candidates can be drawn."""
 
 
 def entry_for(kind: type[Proposal], table: Mapping[type[Proposal], Entry]) -> Entry:
