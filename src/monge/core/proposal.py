@@ -5,7 +5,6 @@ so the same class declares and draws: `Proposal.draw` draws the children of a no
 `Proposal.draw_rows` those of many nodes on a device, and no other code draws a child.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, TypeVar
@@ -26,7 +25,7 @@ DrawRows = Callable[
 """Draws tokens from laws at positions in [0, 1)."""
 
 
-class Proposal(ABC):
+class Proposal:
     """A draft law and the way in which children are drawn from it.
 
     Attributes:
@@ -55,9 +54,12 @@ class Proposal(ABC):
         """The deterministic candidates, which come before all drawn candidates."""
         return ()
 
-    @abstractmethod
     def draw(self, draws: Draws) -> tuple[int, ...]:
-        """All children of the node, in drawing order; a token drawn twice is listed twice."""
+        """Return all children of the node, in drawing order; a token drawn twice is listed twice.
+
+        By default the fixed candidates, and an independent draw from each draft law.
+        """
+        return self.fixed_ids + tuple(draws.categorical(law) for law in self.draft_laws)
 
     def at_depth(self, depth: int) -> "Proposal":
         """Return the proposal at a node of that depth: the same, unless its noise is addressed by place."""
@@ -78,9 +80,6 @@ class Deterministic(Proposal):
 
     @property
     def fixed_ids(self) -> tuple[int, ...]:
-        return self.token_ids
-
-    def draw(self, draws: Draws) -> tuple[int, ...]:
         return self.token_ids
 
 
@@ -114,9 +113,6 @@ class Iid(OneLaw):
     width: int = 1
 
     draw_rows = staticmethod(independent)
-
-    def draw(self, draws: Draws) -> tuple[int, ...]:
-        return tuple(draws.categorical(self.law) for _ in range(self.width))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +149,6 @@ class Independent(Proposal):
     @property
     def draft_laws(self) -> tuple[Law, ...]:
         return self.laws
-
-    def draw(self, draws: Draws) -> tuple[int, ...]:
-        return tuple(draws.categorical(law) for law in self.laws)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +193,6 @@ class Mixed(OneLaw):
     @property
     def fixed_ids(self) -> tuple[int, ...]:
         return self.fixed
-
-    def draw(self, draws: Draws) -> tuple[int, ...]:
-        return self.fixed + tuple(draws.categorical(self.law) for _ in range(self.width))
 
 
 @dataclass(frozen=True, slots=True)
