@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from monge.cli.listing import PROPOSALS, legality
-from monge.core.clocks import SharedClocks
+from monge.core.proposal import SharedClocks
 from monge.core.registry import Registry
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES

@@ -9,11 +9,17 @@ from typing import Final
 import numpy as np
 import torch
 
-from monge.core.clocks import SharedClocks
 from monge.core.draws import RequestDraws
 from monge.core.errors import LawError, OptionError
 from monge.core.law import DenseLaw
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.proposal import (
+    Deterministic,
+    Iid,
+    Mixed,
+    Proposal,
+    SharedClocks,
+    WithoutReplacement,
+)
 from monge.draft.tree.children import CHILDREN, children_of, way_of_drawing
 from monge.testing.oracle import OracleError, exact_law
 from monge.transport.bounds import (

@@ -18,13 +18,13 @@ from monge.acceptance.closed_forms import (
     optimum,
     sampling_schemes,
 )
-from monge.core.clocks import SharedClocks
 from monge.core.draws import Draws
 from monge.core.law import DenseLaw, Law, one_hot
 from monge.core.proposal import (
     Arbitrary,
     Deterministic,
     Proposal,
+    SharedClocks,
     WithoutReplacement,
 )
 from monge.core.tree import GrowingTree

@@ -14,8 +14,7 @@ from monge.cli import options
 from monge.cli.console import plain_table, print_tables, reported, show
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError, unknown_name
-from monge.core.proposal import Arbitrary
-from monge.core.proposal_kinds import PROPOSALS
+from monge.core.proposal import PROPOSALS, Arbitrary
 from monge.core.registry import Registry
 from monge.defaults import default_rule
 from monge.draft.registry import DRAFTERS

@@ -5,14 +5,14 @@ so the same class declares and draws: `Proposal.draw` draws the children of a no
 `Proposal.draw_rows` those of many nodes on a device, and no other code draws a child.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final, TypeVar
 
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from monge.core.clocks import clock_draws, first_token, num_clocks
 from monge.core.draws import Draws
 from monge.core.errors import LawError, OptionError
 from monge.core.law import Law
@@ -25,7 +25,7 @@ DrawRows = Callable[
 """Draws tokens from laws at positions in [0, 1)."""
 
 
-class Proposal(ABC):
+class Proposal:
     """A draft law and the way in which children are drawn from it.
 
     Attributes:
@@ -54,9 +54,12 @@ class Proposal(ABC):
         """The deterministic candidates, which come before all drawn candidates."""
         return ()
 
-    @abstractmethod
     def draw(self, draws: Draws) -> tuple[int, ...]:
-        """All children of the node, in drawing order; a token drawn twice is listed twice."""
+        """Return all children of the node, in drawing order; a token drawn twice is listed twice.
+
+        By default the fixed candidates, and an independent draw from each draft law.
+        """
+        return self.fixed_ids + tuple(draws.categorical(law) for law in self.draft_laws)
 
     def at_depth(self, depth: int) -> "Proposal":
         """Return the proposal at a node of that depth: the same, unless its noise is addressed by place."""
@@ -77,9 +80,6 @@ class Deterministic(Proposal):
 
     @property
     def fixed_ids(self) -> tuple[int, ...]:
-        return self.token_ids
-
-    def draw(self, draws: Draws) -> tuple[int, ...]:
         return self.token_ids
 
 
@@ -113,9 +113,6 @@ class Iid(OneLaw):
     width: int = 1
 
     draw_rows = staticmethod(independent)
-
-    def draw(self, draws: Draws) -> tuple[int, ...]:
-        return tuple(draws.categorical(self.law) for _ in range(self.width))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +149,6 @@ class Independent(Proposal):
     @property
     def draft_laws(self) -> tuple[Law, ...]:
         return self.laws
-
-    def draw(self, draws: Draws) -> tuple[int, ...]:
-        return tuple(draws.categorical(law) for law in self.laws)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +194,29 @@ class Mixed(OneLaw):
     def fixed_ids(self) -> tuple[int, ...]:
         return self.fixed
 
+
+@dataclass(frozen=True, slots=True)
+class SharedClocks(OneLaw):
+    """`width` draws from `law`, draft k by the race of the clocks `(depth, k, .)`, which the verifier knows.
+
+    Given what is committed and drafted above, the draws are independent; but they are not
+    independent of the verifier's noise, so only rules made for it, and those that never look at the
+    candidates, are exact.
+    """
+
+    law: Law
+    width: int = 1
+    depth: int = 0
+
+    def at_depth(self, depth: int) -> "SharedClocks":
+        return replace(self, depth=depth)
+
     def draw(self, draws: Draws) -> tuple[int, ...]:
-        return self.fixed + tuple(draws.categorical(self.law) for _ in range(self.width))
+        source, size = clock_draws(draws), num_clocks(self.law)
+        return tuple(
+            first_token(source.clocks(self.depth, draft, size), self.law)
+            for draft in range(self.width)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +227,12 @@ class Arbitrary(Proposal):
 
     def draw(self, draws: Draws) -> tuple[int, ...]:
         return self.token_ids
+
+
+PROPOSALS: Final[tuple[type[Proposal], ...]] = (
+    *(Deterministic, Iid, Independent, WithoutReplacement, Mixed, SharedClocks, Arbitrary),
+)
+"""The ways in which candidates can be drawn."""
 
 
 def entry_for(kind: type[Proposal], table: Mapping[type[Proposal], Entry]) -> Entry:

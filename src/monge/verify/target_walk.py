@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from monge.core.draws import Draws
 from monge.core.law import Law
-from monge.core.proposal import Deterministic, Proposal
-from monge.core.proposal_kinds import PROPOSALS
+from monge.core.proposal import PROPOSALS, Deterministic, Proposal
 from monge.verify.flow import Emission, Flow, FlowRule, walked
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk

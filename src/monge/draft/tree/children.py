@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
-from monge.core.clocks import SharedClocks
 from monge.core.errors import OptionError
 from monge.core.law import Law, tempered
 from monge.core.proposal import (
@@ -14,6 +13,7 @@ from monge.core.proposal import (
     Independent,
     Mixed,
     Proposal,
+    SharedClocks,
     WithoutReplacement,
 )
 from monge.core.registry import Registry
