@@ -103,10 +103,13 @@ def _exact_for(proposal: type) -> str:
 
 
 def public_names() -> str:
-    """A reference block for every class and function of the front door."""
+    """A reference block for every class and function of the front door; parts have their pages."""
+    shown = [part for registry in ROOMS.values() for part in registry.values()]
     parts = [getattr(monge, name) for name in sorted(monge.__all__)]
     return "\n\n".join(
-        f"::: {_path(part)}" for part in parts if inspect.isclass(part) or inspect.isfunction(part)
+        f"::: {_path(part)}"
+        for part in parts
+        if part not in shown and (inspect.isclass(part) or inspect.isfunction(part))
     )
 
 

@@ -23,7 +23,7 @@ from monge.core.context import Context, DraftPlan
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import TokenTree
-from monge.draft.model import ModelDrafter
+from monge.draft.model import Model
 from monge.engine.sampling import NodeLaws
 from monge.verify.base import why_no_exactness
 from monge.verify.registry import VERIFIERS
@@ -139,7 +139,7 @@ def _draw(
 ) -> list[TokenTree]:
     assert pair.draft_model is not None, "laws were logged, so there is a draft model"
     rules = draft_rules_of(contexts[0].rules.temperature, settings)
-    drafter = ModelDrafter(model=pair.draft_model, tree=shape.builder, rules=rules)
+    drafter = Model(model=pair.draft_model, tree=shape.builder, rules=rules)
     states = drafter.open(contexts)
     draws = [
         seeded(settings.seed, "draft", shape.name, rules.temperature, number, row)

@@ -12,8 +12,8 @@ from lab.shape.diagonal import fit, head_with
 from monge.api import make_components
 from monge.core.model import FeatureModel
 from monge.draft.by_name import drafter_of
-from monge.draft.published_heads import HeadDrafter
-from monge.draft.shape import ShapeDrafter
+from monge.draft.published_heads import Head
+from monge.draft.shape import Shape
 from monge.draft.tree.registry import TREES
 from monge.engine.decoder import Decoder
 from monge.heads.readers.files import CONFIG, Checkpoint, read_json
@@ -127,7 +127,7 @@ def run_loops(
         for tree, verifier in LOOPS:
             on_loop(f"{folder.name}, {tree}, temperature {temperature:g}")
             target: Any = feature_model(network)
-            drafter = (ShapeDrafter if is_shape_folder(folder) else HeadDrafter)(
+            drafter = (Shape if is_shape_folder(folder) else Head)(
                 target=target, head=folder, tree=TREES.parse(tree)
             )
             decoder = Decoder(

@@ -63,7 +63,7 @@ def _steady(*candidates: Settings) -> tuple[Settings, ...]:
 
 
 _CHAINS: Final = _steady(*({"tree": f"chain({depth})"} for depth in (4, 2, 6, 3)))
-_COPY_OR_DRAFT: Final = "pool('ngram(min_ngram=2, num_draft_tokens=3)', 'model', min_nodes=3)"
+_COPY_OR_DRAFT: Final = "pool(ngram(min_ngram=2, num_draft_tokens=3), model, min_nodes=3)"
 _POOLS: Final = _steady(
     *({"drafter": _COPY_OR_DRAFT, "tree": f"chain({depth})"} for depth in (3, 2, 4))
 )

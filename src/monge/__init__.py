@@ -1,6 +1,7 @@
 """Lossless acceleration of large language models by speculative decoding, seen as optimal transport.
 
-`load` makes a `Decoder` from a target and what drafts for it; `accelerate` lets the `generate` of a
+`load` makes a `Decoder` from a target and what drafts for it; parts are objects, such as
+`Pool(Ngram(), Model())` and `Chain(4)`, or their texts. `accelerate` lets the `generate` of a
 model of `transformers` decode speculatively.
 """
 
@@ -8,8 +9,20 @@ import typing
 from importlib import import_module as _import_module
 from importlib.metadata import version as _version
 
+from monge.core.parts import PARTS as _PARTS
+
 if typing.TYPE_CHECKING:
     from monge.api import load as load
+    from monge.backends.registry import Compiled as Compiled
+    from monge.backends.registry import Eager as Eager
+    from monge.control.fixed import Fixed as Fixed
+    from monge.control.fsm import CachedFsm as CachedFsm
+    from monge.control.fsm import Fsm as Fsm
+    from monge.control.goodput import Goodput as Goodput
+    from monge.control.hedge import Hedge as Hedge
+    from monge.control.linear_selection import LinearSelection as LinearSelection
+    from monge.control.on_the_fly import OnTheFly as OnTheFly
+    from monge.control.q_learning import QLearning as QLearning
     from monge.control.registry import CONTROLLERS as CONTROLLERS
     from monge.core.errors import ContextLengthError as ContextLengthError
     from monge.core.errors import LawError as LawError
@@ -28,7 +41,21 @@ if typing.TYPE_CHECKING:
     from monge.core.tree import TokenTree as TokenTree
     from monge.core.verdict import StepRecord as StepRecord
     from monge.core.verdict import Verdict as Verdict
+    from monge.draft.base import NoDrafter as NoDrafter
+    from monge.draft.ensemble import Ensemble as Ensemble
+    from monge.draft.model import Model as Model
+    from monge.draft.ngram import Ngram as Ngram
+    from monge.draft.pool import Pool as Pool
+    from monge.draft.published_heads import Head as Head
     from monge.draft.registry import DRAFTERS as DRAFTERS
+    from monge.draft.retokenize import Retokenize as Retokenize
+    from monge.draft.shape import Shape as Shape
+    from monge.draft.suffix import Suffix as Suffix
+    from monge.draft.tree.best_first import BestFirst as BestFirst
+    from monge.draft.tree.best_first import Eagle2 as Eagle2
+    from monge.draft.tree.fixed_width import Chain as Chain
+    from monge.draft.tree.fixed_width import FixedWidth as FixedWidth
+    from monge.draft.tree.paths import Paths as Paths
     from monge.draft.tree.registry import TREES as TREES
     from monge.engine.decoder import Decoder as Decoder
     from monge.engine.decoder import Piece as Piece
@@ -39,7 +66,21 @@ if typing.TYPE_CHECKING:
     from monge.plugins.transformers_generate import is_accelerated as is_accelerated
     from monge.plugins.transformers_generate import restore as restore
     from monge.plugins.transformers_generate import speculate as speculate
+    from monge.verify.block import Block as Block
+    from monge.verify.canonical import Canonical as Canonical
+    from monge.verify.greedy import Greedy as Greedy
+    from monge.verify.gumbel import Gumbel as Gumbel
+    from monge.verify.k_seq import KSeq as KSeq
+    from monge.verify.layer import Layer as Layer
+    from monge.verify.multipath_block import MultipathBlock as MultipathBlock
+    from monge.verify.naive_tree import NaiveTree as NaiveTree
+    from monge.verify.optimal import Optimal as Optimal
     from monge.verify.registry import VERIFIERS as VERIFIERS
+    from monge.verify.rrs import Rrs as Rrs
+    from monge.verify.rrs_without_replacement import RrsWithoutReplacement as RrsWithoutReplacement
+    from monge.verify.single_draft import SingleDraft as SingleDraft
+    from monge.verify.target_walk import TargetWalk as TargetWalk
+    from monge.verify.traversal import Traversal as Traversal
 
 _MODULES = {
     "monge.api": "load",
@@ -60,6 +101,11 @@ _MODULES = {
     "monge.verify.registry": "VERIFIERS",
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
+_PLACES |= {
+    name: module
+    for table in _PARTS.values()
+    for module, _, name in (place.partition(":") for place in table.values())
+}
 """The module of each name. Modules are imported at first use, because torch takes a second."""
 
 __version__ = _version("monge")

@@ -117,8 +117,9 @@ def load(
 ) -> Decoder:
     """Load a target and its drafter.
 
-    Components are given by name, by name with settings (`"chain(depth=6)"`, `"fixed_width((4, 2,
-    1))"`), or as objects. With no arguments, the built-in pair.
+    Parts are objects (`drafter=Pool(Ngram(), Model())`, `tree=Chain(6)`) or their texts
+    (`"pool(ngram, model)"`, `"chain(6)"`, `"fixed_width((4, 2, 1))"`). A drafter without networks
+    gets those of this call. With no arguments, the built-in pair.
 
     Args:
         target: Folder, GGUF file, name or loaded model, also a PEFT model with its adapter;
@@ -132,10 +133,10 @@ def load(
             `smollm2-head` beside `smollm2` if no drafter is named, and otherwise for none. A list of
             draft models drafts together, by the drafter `ensemble`.
         drafter: `model`, `ngram` or another, with settings as `model(top_k=64)`, or several as
-            `pool('ngram', 'model')`. `None` chooses
+            `pool(ngram, model)`. `None` chooses
             `head` or `shape` for a head, `ensemble` for several draft models, and `ngram` without a
-            draft model. With a draft model it chooses `model`, or `pool('ngram(min_ngram=2)',
-            'model')` if the controller selects drafters, as the default does, and the verifier is
+            draft model. With a draft model it chooses `model`, or `pool(ngram(min_ngram=2),
+            model)` if the controller selects drafters, as the default does, and the verifier is
             exact for looked-up text.
         tree: Tree builder, for drafters with draft laws. `None` takes a chain, or another tree if
             the verifier needs it. With a SHAPE head it takes a chain for sampled requests and a few

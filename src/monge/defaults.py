@@ -28,7 +28,7 @@ ADAPTIVE: Final = "goodput"
 plans."""
 STEADY: Final = "fixed"
 """Default controller of sampled requests with a seed: it reads no measured times."""
-SEVERAL: Final = "pool('ngram(min_ngram=2)', 'model')"
+SEVERAL: Final = "pool(ngram(min_ngram=2), model)"
 """Default drafters for controllers that select. Repeated text then needs no forward of the draft
 model. Matches of one token are too common to be useful."""
 _TREES: Final = (

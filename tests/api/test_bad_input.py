@@ -20,7 +20,7 @@ from monge.core.errors import (
     ProposalMismatchError,
     VocabularyMismatchError,
 )
-from monge.draft.ngram import NgramDrafter
+from monge.draft.ngram import Ngram
 from monge.loading.networks import load_tokenizer
 from tests.engine.tiny import network
 from tests.kit.tables import table, table_decoder
@@ -104,7 +104,7 @@ def test_lengths_beyond_the_context():
         ({"tree": "chain(2, 'idd')"}, "unknown way of drawing children 'idd'; did you mean 'iid'"),
         ({"controller": "fixd"}, "unknown controller 'fixd'; did you mean 'fixed'"),
         ({"drafter": "ngram", "tree": "chain"}, "drafter 'ngram' takes no"),
-        ({"drafter": NgramDrafter(), "tree": "chain"}, "drafter 'ngram' takes no draft model"),
+        ({"drafter": Ngram(), "tree": "chain"}, "drafter 'ngram' takes no draft model"),
     ],
 )
 def test_names_and_settings(parts, message):

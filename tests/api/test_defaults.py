@@ -18,9 +18,9 @@ from monge.control.latency import Latency
 from monge.core.errors import OptionError
 from monge.core.proposal import Iid
 from monge.core.sampling_rules import SamplingRules
-from monge.draft.model import ModelDrafter
-from monge.draft.ngram import NgramDrafter
-from monge.draft.pool import PoolDrafter
+from monge.draft.model import Model
+from monge.draft.ngram import Ngram
+from monge.draft.pool import Pool
 from monge.engine.decoder import Decoder
 from monge.engine.notices import watched_by
 from monge.loading.named_models import PackagedModel
@@ -137,7 +137,7 @@ def test_a_drafter_of_nothing_needs_no_latency():
     assert parts.shared.latency is None
 
 
-class Raising(NgramDrafter):
+class Raising(Ngram):
     def draft(self, *_, **__):
         raise RuntimeError("no more ideas")
 
@@ -183,9 +183,9 @@ def test_a_server_plans_likewise(fields, is_told):
 )
 def test_a_controller_that_selects_gets_lookups_too(controller):
     drafter = components(controller=controller).drafter
-    assert isinstance(drafter, PoolDrafter)
+    assert isinstance(drafter, Pool)
     assert drafter.drafters.keys() == {"ngram", "model"}
-    assert drafter.drafters["ngram"] == NgramDrafter(min_ngram=2)
+    assert drafter.drafters["ngram"] == Ngram(min_ngram=2)
 
 
 class OnlyDraws(SingleDraft):
@@ -208,11 +208,11 @@ class OnlyDraws(SingleDraft):
 )
 def test_the_draft_model_drafts_alone(settings):
     """Also where the verifier is not exact for lookups, or the context is too short for them."""
-    assert isinstance(components(**settings).drafter, ModelDrafter)
+    assert isinstance(components(**settings).drafter, Model)
 
 
 def test_without_a_draft_model_the_text_drafts():
-    assert make_components(table(1, VOCAB), controller=None).drafter == NgramDrafter()
+    assert make_components(table(1, VOCAB), controller=None).drafter == Ngram()
 
 
 def test_what_was_asked_for_goes_to_the_draft_model():

@@ -13,12 +13,12 @@ from monge.control.hedge import Hedge
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import MongeError, OptionError
 from monge.core.registry import Registry
-from monge.draft.ensemble import EnsembleDrafter
-from monge.draft.model import ModelDrafter
-from monge.draft.ngram import NgramDrafter
-from monge.draft.pool import PoolDrafter
+from monge.draft.ensemble import Ensemble
+from monge.draft.model import Model
+from monge.draft.ngram import Ngram
+from monge.draft.pool import Pool
 from monge.draft.registry import DRAFTERS
-from monge.draft.suffix import SuffixDrafter
+from monge.draft.suffix import Suffix
 from monge.draft.tree.fixed_width import Chain, FixedWidth
 from monge.draft.tree.registry import TREES
 from monge.engine.decoder import Decoder
@@ -129,18 +129,18 @@ def test_a_part_is_shown_as_the_text_that_gives_it(room, text):
 def test_parts_inside_parts_need_no_quotation_marks():
     bare = DRAFTERS.parse("pool(ngram(min_ngram=2), model(tree=chain(4, top)))")
     assert bare == DRAFTERS.parse("pool('ngram(min_ngram=2)', model(tree='chain(4, \"top\")'))")
-    assert bare == PoolDrafter(NgramDrafter(min_ngram=2), ModelDrafter(tree=Chain(4, "top")))
+    assert bare == Pool(Ngram(min_ngram=2), Model(tree=Chain(4, "top")))
     assert list(bare.drafters) == ["ngram", "model"]
     assert CONTROLLERS.parse("hedge(fixed(2))") == CONTROLLERS.parse("hedge('fixed(2)')")
     assert repr(Hedge(inner=Fixed(max_depth=2))) == "hedge(inner=fixed(max_depth=2))"
 
 
 OBJECTS = [
-    (0, {"drafter": NgramDrafter(min_ngram=2)}, {}),
-    (1, {"drafter": PoolDrafter(NgramDrafter(), ModelDrafter())}, {}),
-    (1, {"drafter": ModelDrafter(), "tree": Chain(4)}, {}),
-    (1, {"drafter": ModelDrafter(tree=Chain(4))}, {"drafter": "model", "tree": "chain(4)"}),
-    (2, {"drafter": EnsembleDrafter(depth=2)}, {}),
+    (0, {"drafter": Ngram(min_ngram=2)}, {}),
+    (1, {"drafter": Pool(Ngram(), Model())}, {}),
+    (1, {"drafter": Model(), "tree": Chain(4)}, {}),
+    (1, {"drafter": Model(tree=Chain(4))}, {"drafter": "model", "tree": "chain(4)"}),
+    (2, {"drafter": Ensemble(depth=2)}, {}),
     (1, {"verifier": Block(), "controller": Fixed(max_depth=2)}, {}),
     (1, {"verifier": Layer(Optimal()), "controller": [Fixed(max_depth=2), Fixed()]}, {}),
 ]
@@ -164,7 +164,7 @@ def test_objects_decode_as_their_texts(num_drafts, objects, texts):
 
 def test_decoders_with_the_same_object_share_nothing():
     """Each has its requests, whose numbers begin at 0, and its texts."""
-    drafter = PoolDrafter(SuffixDrafter(max_history=50), ModelDrafter())
+    drafter = Pool(Suffix(max_history=50), Model())
     made = [Decoder(make_components(table(1), table(2), drafter=drafter)) for _ in range(2)]
     alone = Decoder(make_components(table(1), table(2), drafter=drafter))
     options = {"max_new_tokens": 20, "temperature": 1.0, "seed": 5}
@@ -178,8 +178,8 @@ def test_decoders_with_the_same_object_share_nothing():
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"drafter": NgramDrafter}, "expected a drafter or its name; got the class NgramDrafter; "),
-        ({"drafter": NgramDrafter}, "make an object: NgramDrafter(...)"),
+        ({"drafter": Ngram}, "expected a drafter or its name; got the class Ngram; "),
+        ({"drafter": Ngram}, "make an object: Ngram(...)"),
         ({"drafter": Chain(2)}, "expected a drafter or its name; got chain(depth=2) of type Chain"),
         ({"tree": 3}, "tree: expected a tree or its name; got 3 of type int"),
         ({"tree": Block()}, "tree: expected a tree or its name; got block of type Block"),
@@ -194,15 +194,15 @@ def test_decoders_with_the_same_object_share_nothing():
             "'fixed(max_depth=2)' is given twice",
         ),
         (
-            {"drafter": ModelDrafter(tree=Chain(4)), "tree": "chain"},
+            {"drafter": Model(tree=Chain(4)), "tree": "chain"},
             "drafter 'model(tree=chain(depth=4))' has a tree already; leave out one of the two",
         ),
         (
-            {"drafter": ModelDrafter(model=table(3), tree=Chain(4))},
+            {"drafter": Model(model=table(3), tree=Chain(4))},
             "has a draft model (draft=...) already; leave out one of the two",
         ),
-        ({"drafter": ModelDrafter(top_k=3), "draft_top_k": 2}, "has a draft top-k already"),
-        ({"drafter": EnsembleDrafter()}, "ensemble: give at least two draft models"),
+        ({"drafter": Model(top_k=3), "draft_top_k": 2}, "has a draft top-k already"),
+        ({"drafter": Ensemble()}, "ensemble: give at least two draft models"),
     ],
 )
 def test_objects_that_do_not_fit_are_refused(parts, message):
@@ -211,6 +211,6 @@ def test_objects_that_do_not_fit_are_refused(parts, message):
 
 
 def test_a_drafter_without_its_network_says_where_to_give_it():
-    for drafter in (ModelDrafter(), DRAFTERS.parse("head('a folder')")):
+    for drafter in (Model(), DRAFTERS.parse("head('a folder')")):
         with pytest.raises(OptionError, match="no network yet: give it to monge.load"):
             _ = drafter.capabilities

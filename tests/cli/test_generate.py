@@ -77,9 +77,9 @@ def test_a_drawn_seed_that_does_not_give_the_text_again_is_not_told(generate):
     assert generate(PROMPT, *options).stderr == ""
     told = generate(PROMPT, *options, "--verbose").stderr
     assert re.search(r"seed \d", told) is None
-    assert "controller Goodput(" in told
+    assert "controller goodput" in told
     assert "sampled requests with a seed that name none have: fixed" in told
-    assert "controller Fixed(" in generate(PROMPT, *options, "--seed", 3, "--verbose").stderr
+    assert "controller fixed" in generate(PROMPT, *options, "--seed", 3, "--verbose").stderr
     assert json.loads(generate(PROMPT, *options, "--json").stdout)["seed"] is None
     first, again = (generate(PROMPT, *options, "--seed", 3, "--json").stdout for _ in range(2))
     assert json.loads(first)["text"] == json.loads(again)["text"]
@@ -122,7 +122,7 @@ def test_trace_and_verbose(generate, tmp_path, expected):
     parts = ("--tree", "chain(2)", "--verifier", "rrs", "--controller", "goodput", "--verbose")
     result = generate(PROMPT, "--max-new-tokens", 12, "--trace", numbers, *parts)
     assert result.stdout == expected.text + "\n"
-    for part in ("Rrs()", "Chain(depth=2", "engine efficiency"):
+    for part in ("verifier rrs", "chain(depth=2", "engine efficiency"):
         assert part in result.stderr
     (completion,) = json.loads(numbers.read_text())["completions"]
     assert sum(entry["tokens"] for entry in completion["rounds"]) == 12

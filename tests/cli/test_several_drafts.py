@@ -6,7 +6,7 @@ import pytest
 
 from monge.api import built_in, load
 from monge.core.errors import OptionError
-from monge.draft.ensemble import EnsembleDrafter
+from monge.draft.ensemble import Ensemble
 from monge.loading.networks import load_network
 
 PROMPT = "The sea was calm"
@@ -28,7 +28,7 @@ def expected(tiny_paths):
 def test_a_list_of_draft_models_drafts_together(tiny_paths, expected):
     target, draft = tiny_paths
     decoder = load(target, [draft, target])
-    assert isinstance(decoder.components.drafter, EnsembleDrafter)
+    assert isinstance(decoder.components.drafter, Ensemble)
     (result,) = decoder.generate([PROMPT], max_new_tokens=12)
     assert result.token_ids == expected.token_ids
     assert result.stats.block_efficiency > 1  # the target as a draft model knows every token

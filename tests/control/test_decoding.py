@@ -11,7 +11,7 @@ from monge.control.goodput import Goodput
 from monge.control.latency import Latency
 from monge.core.selection import Member
 from monge.core.verdict import StageTimes
-from monge.draft.ngram import NgramDrafter
+from monge.draft.ngram import Ngram
 from monge.engine.batch import decode
 from monge.engine.clock import measured_by
 from monge.engine.decoder import Decoder
@@ -94,7 +94,7 @@ def test_prompts_of_requests_that_rest_are_not_read_by_the_drafter(num_prompts: 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Broken(NgramDrafter):
+class Broken(Ngram):
     """Raises for requests whose prompt begins with 0, in one of its methods."""
 
     raises_in: str
@@ -107,11 +107,11 @@ class Broken(NgramDrafter):
 
     def draft(self, contexts: Any, *rest: Any) -> Any:
         self._check("draft", contexts)
-        return NgramDrafter.draft(self, contexts, *rest)
+        return Ngram.draft(self, contexts, *rest)
 
     def observe(self, contexts: Any, *rest: Any) -> Any:
         self._check("observe", contexts)
-        return NgramDrafter.observe(self, contexts, *rest)
+        return Ngram.observe(self, contexts, *rest)
 
     def close(self, context: Any) -> None:
         self._check("close", [context])

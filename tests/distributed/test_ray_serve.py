@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+import monge
 from monge.cli.app import app as commands
 from monge.core.errors import OptionError
 from monge.distributed import ray_serve, shared_metrics
@@ -94,6 +95,8 @@ def test_args_are_those_of_a_configuration():
     parsed = AppArgs.model_validate(yaml.safe_load("controller: [goodput, fixed]"))
     assert parsed.controller == ("goodput", "fixed")
     assert AppArgs.model_validate({"controller": "goodput"}).controller == "goodput"
+    objects = AppArgs(drafter=monge.Pool(monge.Ngram(), monge.Model()), controller=monge.Fixed())
+    assert (objects.drafter, objects.controller) == ("pool(ngram, model)", "fixed")
 
 
 def test_deployment_options():

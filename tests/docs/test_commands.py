@@ -52,10 +52,8 @@ def commands(script: str) -> Iterator[list[str]]:
 def parse(words: list[str]) -> None:
     """Parse a command line, and the parts that it names, without running it."""
     for flag, value in pairwise(words):
-        if words[0] == "acceptance" or value.startswith("pool("):  # a file; names of drafters
-            continue
-        if flag in PARTS:
-            PARTS[flag].read(value)
+        if flag in PARTS and words[0] != "acceptance":  # whose verifier may be in a file
+            PARTS[flag].parse(value)
     command: Any = typer.main.get_command(app)
     arguments = words
     while hasattr(command, "resolve_command"):  # a group

@@ -5,6 +5,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,24 @@ def test_prove_a_rule(run):
     right, wrong = run("prove_a_rule.py").splitlines()
     assert float(right.rsplit(" ", 1)[1]) < 1e-12
     assert float(wrong.rsplit(" ", 1)[1]) > 1e-3
+
+
+def test_add_a_drafter(run):
+    law, counts, drafted = run("add_a_drafter.py").splitlines()
+    assert float(law.rsplit(" ", 1)[1]) < 1e-12
+    num_tokens, num_rounds = map(int, re.findall(r"\d+", counts))
+    assert num_rounds < num_tokens == 32
+    assert drafted == "drafted by Followers, model"
+
+
+def test_the_readme_and_the_reference_show_parts_as_objects():
+    root = EXAMPLES.parent
+    assert "drafter=Pool(Ngram(min_ngram=2), Model())" in (root / "README.md").read_text()
+    page = (root / "docs" / "reference.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    made: dict[str, Any] = {}
+    exec(code, made)
+    assert repr(made["decoder"]) == repr(made["same"])
 
 
 def test_compare_draft_laws(run):

@@ -1,9 +1,9 @@
 """Prompt lookup as its docstring says it, token by token."""
 
-from monge.draft.ngram import NgramDrafter
+from monge.draft.ngram import Ngram
 
 
-def looked_up(ngram: NgramDrafter, text: tuple[int, ...]) -> tuple[int, ...]:
+def looked_up(ngram: Ngram, text: tuple[int, ...]) -> tuple[int, ...]:
     """What follows the latest earlier occurrence of the longest ending that has one."""
     for size in range(min(ngram.max_ngram, len(text) - 1), ngram.min_ngram - 1, -1):
         ending = text[len(text) - size :]

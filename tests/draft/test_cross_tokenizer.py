@@ -16,7 +16,7 @@ from monge.core.errors import (
 )
 from monge.core.model import ForeignModel, NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.draft.retokenize import RetokenizeDrafter
+from monge.draft.retokenize import Retokenize
 from monge.engine.models.cross_tokenizer import CrossTokenizerModel, map_vocabulary, spellings
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
@@ -133,7 +133,7 @@ def test_strings_need_a_foreign_model_and_sizes() -> None:
     with pytest.raises(OptionError, match=refusal):
         make_components(target(), target(), drafter="retokenize")
     with pytest.raises(OptionError, match="retokenize: num_own_tokens must be at least 1; got 0"):
-        RetokenizeDrafter(model=foreign(), num_own_tokens=0)
+        Retokenize(model=foreign(), num_own_tokens=0)
 
 
 def test_a_text_too_long_for_the_draft_model_says_so() -> None:

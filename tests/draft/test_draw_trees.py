@@ -10,7 +10,7 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import SeededDraws
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
-from monge.draft.model import ModelDrafter
+from monge.draft.model import Model
 from monge.draft.tree.fixed_width import Chain, FixedWidth
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine import pretend
@@ -40,7 +40,7 @@ def drafted(own, tree, rules, plans, draws=None):
         HfTreeModel(own),
         [rules] * len(TEXTS) if isinstance(rules, SamplingRules) else rules,
     )
-    drafter = ModelDrafter(model=model, tree=tree)
+    drafter = Model(model=model, tree=tree)
     contexts = [
         Context(request_id=row, token_ids=tuple(text), num_prompt_tokens=len(text), rules=own)
         for row, (text, own) in enumerate(zip(TEXTS, rules, strict=True))

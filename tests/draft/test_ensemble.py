@@ -17,8 +17,8 @@ from monge.core.errors import (
 )
 from monge.core.proposal import Independent
 from monge.core.sampling_rules import SamplingRules
-from monge.draft.ensemble import EnsembleDrafter
-from monge.draft.model import ModelDrafter
+from monge.draft.ensemble import Ensemble
+from monge.draft.model import Model
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
@@ -97,7 +97,7 @@ def drawn(drafter, draws, **limits):
 def test_which_nodes_have_candidates_is_decided_before_their_level_is_drawn(num_nodes):
     def level(draws):
         models = (table(23), table(5))
-        tree = drawn(EnsembleDrafter(models=models, depth=2, num_nodes=num_nodes), draws)
+        tree = drawn(Ensemble(models=models, depth=2, num_nodes=num_nodes), draws)
         upper = [node for node, depth in enumerate(tree.depths) if depth == 1]
         tokens = tuple(tree.token_ids[node] for node in upper)
         return tokens, tuple(bool(tree.candidates[node]) for node in upper)
@@ -109,7 +109,7 @@ def test_which_nodes_have_candidates_is_decided_before_their_level_is_drawn(num_
 @pytest.mark.parametrize("seed", range(8))
 def test_every_node_has_one_draw_of_each_model(seed):
     models = (table(23), table(5))
-    tree = drawn(EnsembleDrafter(models=models, depth=2), SeededDraws(seed))
+    tree = drawn(Ensemble(models=models, depth=2), SeededDraws(seed))
     for node, depth in enumerate(tree.depths):
         assert len(tree.candidates[node]) == (2 if depth < 2 else 0)
         if depth < 2:
@@ -125,7 +125,7 @@ def test_every_node_has_one_draw_of_each_model(seed):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_one_path_a_model(seed):
-    drafter = EnsembleDrafter(models=(table(23), table(5)), depth=3, paths=True)
+    drafter = Ensemble(models=(table(23), table(5)), depth=3, paths=True)
     tree = drawn(drafter, SeededDraws(seed))
     first, second = (0,), (0,)
     for _ in range(3):
@@ -136,7 +136,7 @@ def test_one_path_a_model(seed):
 
 
 def test_limits_of_a_plan():
-    drafter = EnsembleDrafter(models=(table(23), table(5)), depth=4, num_nodes=30)
+    drafter = Ensemble(models=(table(23), table(5)), depth=4, num_nodes=30)
     for draws in map(SeededDraws, range(5)):
         assert max(drawn(drafter, draws, max_depth=2).depths) == 2
         assert drawn(drafter, draws, max_nodes=5).num_nodes - 1 <= 5
@@ -146,10 +146,10 @@ def test_limits_of_a_plan():
 
 def test_defaults_for_several_draft_models():
     made = make_components(table(11), [table(23), table(5)])
-    assert isinstance(made.drafter, EnsembleDrafter)
+    assert isinstance(made.drafter, Ensemble)
     assert isinstance(made.rule, Layer)
     assert len(made.draft_models) == 2
-    assert type(make_components(table(11), [table(23)]).drafter) is ModelDrafter
+    assert type(make_components(table(11), [table(23)]).drafter) is Model
 
 
 def test_beside_a_lookup():

@@ -7,7 +7,7 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import SeededDraws
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.growth import TreeExpansion
-from monge.draft.model import ModelDrafter
+from monge.draft.model import Model
 from monge.draft.tree.registry import TREES
 from monge.testing.tabular import RandomTable, TabularModel
 
@@ -53,7 +53,7 @@ def test_nodes_without_a_law_have_no_children(tree):
             logits[0][torch.tensor(blocks[0].token_ids) == 1] = float("nan")
             return logits
 
-    drafter = ModelDrafter(model=NotFinite(RandomTable(2, 23), 2), tree=TREES.parse(tree))
+    drafter = Model(model=NotFinite(RandomTable(2, 23), 2), tree=TREES.parse(tree))
     context = Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=SamplingRules())
     states = drafter.open([context])
     with pytest.warns(UserWarning, match="draft model, request 0: logits are not finite"):

@@ -6,14 +6,12 @@ from hypothesis import strategies as st
 
 from monge.core.context import Context, DraftPlan
 from monge.core.sampling_rules import SamplingRules
-from monge.draft.ngram import NgramDrafter
+from monge.draft.ngram import Ngram
 from tests.control.scripts import draws
 from tests.draft.lookups import looked_up
 
 
-def drafted(
-    ngram: NgramDrafter, text: tuple[int, ...], plan: DraftPlan | None = None
-) -> tuple[int, ...]:
+def drafted(ngram: Ngram, text: tuple[int, ...], plan: DraftPlan | None = None) -> tuple[int, ...]:
     context = Context(request_id=0, token_ids=text, num_prompt_tokens=1, rules=SamplingRules())
     (state,) = ngram.open([context])
     (draft,) = ngram.draft([context], [state], [plan or DraftPlan()], [draws()])
@@ -38,7 +36,7 @@ CIRCLES = st.tuples(
 def test_it_is_the_latest_occurrence_of_the_longest_ending(
     text: list[int], shortest: int, more: int, count: int
 ) -> None:
-    ngram = NgramDrafter(num_draft_tokens=count, min_ngram=shortest, max_ngram=shortest + more)
+    ngram = Ngram(num_draft_tokens=count, min_ngram=shortest, max_ngram=shortest + more)
     assert drafted(ngram, tuple(text)) == looked_up(ngram, tuple(text))
 
 
@@ -57,9 +55,9 @@ def test_it_is_the_latest_occurrence_of_the_longest_ending(
 def test_a_text_that_went_in_a_circle_twice_is_expected_to_go_on(
     text: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    assert drafted(NgramDrafter(), text) == expected
+    assert drafted(Ngram(), text) == expected
 
 
 def test_no_more_is_copied_than_the_plan_asks_for() -> None:
-    assert drafted(NgramDrafter(), (5, 5, 5), DraftPlan(max_depth=2)) == (5, 5)
-    assert drafted(NgramDrafter(), (5, 5, 5), DraftPlan(max_depth=0)) == ()
+    assert drafted(Ngram(), (5, 5, 5), DraftPlan(max_depth=2)) == (5, 5)
+    assert drafted(Ngram(), (5, 5, 5), DraftPlan(max_depth=0)) == ()

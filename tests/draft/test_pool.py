@@ -13,8 +13,8 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError, ProposalMismatchError
 from monge.core.verdict import StepRecord
 from monge.draft.base import NoDrafter
-from monge.draft.ngram import NgramDrafter
-from monge.draft.pool import PoolDrafter
+from monge.draft.ngram import Ngram
+from monge.draft.pool import Pool
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
 from monge.testing.decoding import Case, output_law, target_law
@@ -212,7 +212,7 @@ def test_counterfactuals_come_for_every_round_once_the_text_decides() -> None:
     components = make_components(target, draft, drafter=POOL, controller=scripted("model", "none"))
     prompt = (0, 1, 2, 0, 1)
     result = decoded(components, prompt, 80, seed=1)
-    text, ngram = prompt + result.token_ids, NgramDrafter()
+    text, ngram = prompt + result.token_ids, Ngram()
     seen = {
         entry.position: entry
         for record in result.records
@@ -235,7 +235,7 @@ def test_counterfactuals_come_for_every_round_once_the_text_decides() -> None:
     assert any(len(entry.factors) > 1 for entry in seen.values())
 
 
-def expected_factors(ngram: NgramDrafter, text: tuple[int, ...], start: int) -> tuple[float, ...]:
+def expected_factors(ngram: Ngram, text: tuple[int, ...], start: int) -> tuple[float, ...]:
     factors: list[float] = []
     for token, real in zip(looked_up(ngram, text[:start]), text[start:], strict=False):
         factors.append(float(token == real))
@@ -284,10 +284,10 @@ def test_bad_pools_are_refused(text: str, settings: dict[str, Any], message: str
 
 def test_objects_are_checked_too() -> None:
     with pytest.raises(OptionError, match="at least two"):
-        PoolDrafter(NgramDrafter())
-    pool = PoolDrafter(NgramDrafter(), NoDrafter())
+        Pool(Ngram())
+    pool = Pool(Ngram(), NoDrafter())
     with pytest.raises(OptionError, match="a pool cannot be in a pool"):
-        PoolDrafter(NgramDrafter(), pool)
+        Pool(Ngram(), pool)
 
 
 def test_equal_names_are_told_apart_by_their_settings() -> None:
@@ -345,7 +345,7 @@ def test_a_lookup_that_fails_costs_its_request_the_speculation(
     def fail(*_: Any) -> None:
         raise KeyError("its own fault")
 
-    monkeypatch.setattr(NgramDrafter, "draft", fail)
+    monkeypatch.setattr(Ngram, "draft", fail)
     parts = make_components(*pair(), drafter="pool('ngram', 'model')", controller=scripted(names))
     with pytest.warns(UserWarning, match="the drafter failed"):
         result = decoded(parts, (1, 2, 1, 2), 60, seed=7)

@@ -14,7 +14,7 @@ from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import TokenTree, fixed_chain
 from monge.core.verdict import Verdict
 from monge.draft.base import Draft
-from monge.draft.suffix import SuffixDrafter
+from monge.draft.suffix import Suffix
 from monge.draft.text_history import SuffixIndex, TextHistory, continuations
 
 TEXTS = st.lists(st.integers(0, 2), min_size=2, max_size=24)
@@ -33,7 +33,7 @@ def request(tokens: Sequence[int], num_prompt_tokens: int = 1) -> Context:
 
 
 def drafted(
-    drafter: SuffixDrafter,
+    drafter: Suffix,
     tokens: Sequence[int],
     plan: DraftPlan | None = None,
     num_prompt_tokens: int = 1,
@@ -49,7 +49,7 @@ def paths(tree: TokenTree) -> list[tuple[int, ...]]:
 
 
 def trees(
-    drafter: SuffixDrafter, rows: Sequence[Context], states: Sequence[SuffixIndex]
+    drafter: Suffix, rows: Sequence[Context], states: Sequence[SuffixIndex]
 ) -> list[list[tuple[int, ...]]]:
     drafts = drafter.draft(rows, states, [DraftPlan()] * len(rows), [TapeDraws(())] * len(rows))
     return [paths(draft.tree) for draft in drafts]
@@ -101,26 +101,26 @@ def test_a_worked_example() -> None:
     The last 1 2 has no continuation yet.
     """
     text = [1, 2, 3, 4, 1, 2, 6, 1, 2, 3, 5, 1, 2]
-    tree = drafted(SuffixDrafter(depth=2, min_share=0.1), text)
+    tree = drafted(Suffix(depth=2, min_share=0.1), text)
     assert paths(tree)[:2] == [(3,), (6,)]
     assert set(paths(tree)) == {(3,), (6,), (3, 5), (3, 4), (6, 1)}
-    assert paths(drafted(SuffixDrafter(depth=2, min_share=0.5), text)) == [(3,)]
-    assert paths(drafted(SuffixDrafter(depth=3, width=1), text)) == [(3,), (3, 5), (3, 5, 1)]
+    assert paths(drafted(Suffix(depth=2, min_share=0.5), text)) == [(3,)]
+    assert paths(drafted(Suffix(depth=3, width=1), text)) == [(3,), (3, 5), (3, 5, 1)]
 
 
 def test_long_matches_earn_long_drafts() -> None:
     text = [7, 1, 2, 3, 4, 5, 6, 8, 9, 1, 2, 3]
-    assert drafted(SuffixDrafter(nodes_per_token=1.0), text).num_nodes == 1 + 3
-    assert drafted(SuffixDrafter(nodes_per_token=2.0), text).num_nodes == 1 + 6
-    limited = drafted(SuffixDrafter(nodes_per_token=2.0), text, DraftPlan(max_nodes=2))
+    assert drafted(Suffix(nodes_per_token=1.0), text).num_nodes == 1 + 3
+    assert drafted(Suffix(nodes_per_token=2.0), text).num_nodes == 1 + 6
+    limited = drafted(Suffix(nodes_per_token=2.0), text, DraftPlan(max_nodes=2))
     assert limited.num_nodes == 1 + 2
-    assert drafted(SuffixDrafter(), text, DraftPlan(max_depth=0)).num_nodes == 1
-    assert drafted(SuffixDrafter(), [1, 2, 3]).num_nodes == 1, "there is no match"
+    assert drafted(Suffix(), text, DraftPlan(max_depth=0)).num_nodes == 1
+    assert drafted(Suffix(), [1, 2, 3]).num_nodes == 1, "there is no match"
 
 
 def test_earlier_requests_are_remembered_only_if_asked_and_the_oldest_go_first() -> None:
     first, second = request([1, 2, 3, 4, 5]), request([7, 8, 9, 9, 9])
-    forgetful, attentive = SuffixDrafter(), SuffixDrafter(max_history=12)
+    forgetful, attentive = Suffix(), Suffix(max_history=12)
     for drafter in (forgetful, attentive):
         drafter.close(first)
     assert drafted(forgetful, [0, 1, 2]).num_nodes == 1
@@ -138,14 +138,14 @@ def test_earlier_requests_are_remembered_only_if_asked_and_the_oldest_go_first()
 
 
 def test_texts_do_not_run_into_each_other() -> None:
-    drafter = SuffixDrafter(max_history=100)
+    drafter = Suffix(max_history=100)
     drafter.close(request([1, 2]))
     drafter.close(request([3, 4]))
     assert drafted(drafter, [0, 1, 2]).num_nodes == 1
 
 
 def test_requests_of_one_batch_draft_from_each_other_while_they_grow() -> None:
-    drafter, prompt = SuffixDrafter(max_history=100), [1, 2, 3]
+    drafter, prompt = Suffix(max_history=100), [1, 2, 3]
     rows = [request(prompt, 3), request(prompt, 3), request([4, 2, 3], 3)]
     states = drafter.open(rows)
     assert [len(trees(drafter, rows, states)[row]) for row in range(3)] == [0, 0, 0]
@@ -157,7 +157,7 @@ def test_requests_of_one_batch_draft_from_each_other_while_they_grow() -> None:
 
 
 def test_an_old_text_of_the_same_prompt_is_found_behind_many_others() -> None:
-    drafter = SuffixDrafter(max_history=10_000, depth=2)
+    drafter = Suffix(max_history=10_000, depth=2)
     drafter.close(request([1, 2, 3, 5, 6], 3))
     for _ in range(600):  # more than are looked at
         drafter.close(request([9, 3, 7, 7], 1))
@@ -221,4 +221,4 @@ def test_texts_that_grow_side_by_side_are_searched_as_if_each_stood_alone(
 )
 def test_bad_sizes_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(OptionError, match="suffix: "):
-        SuffixDrafter(**bad)  # type: ignore[arg-type]
+        Suffix(**bad)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from monge.api import make_components
 from monge.control.fixed import Fixed
 from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
-from monge.draft.model import ModelDrafter
+from monge.draft.model import Model
 from monge.engine.batch import Batch
 from monge.engine.clock import measured_by
 from monge.engine.opening import equal_shares
@@ -145,9 +145,9 @@ def test_a_drafter_is_not_asked_for_plain_rounds(monkeypatch):
         TabularModel(RandomTable(VOCAB, 23), VOCAB),
         controller=Fixed(max_depth=1),
     )
-    asked, draft = [], ModelDrafter.draft
+    asked, draft = [], Model.draft
     monkeypatch.setattr(
-        ModelDrafter,
+        Model,
         "draft",
         lambda self, contexts, *given: asked.append(len(contexts)) or draft(self, contexts, *given),
     )

@@ -10,7 +10,7 @@ import torch
 import monge
 from monge.core.errors import ModelLoadError, OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.draft.published_heads import HeadDrafter
+from monge.draft.published_heads import Head
 from monge.heads.readers.registry import load_head
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
@@ -107,7 +107,7 @@ def test_a_head_drafts_under_the_rules_of_the_request(
     rows = [target().generate(**sampled, draft_model=heads["eagle3"]) for _ in range(2)]
     assert torch.equal(*rows)
     drafter = seen[0].drafter  # type: ignore[attr-defined]
-    assert isinstance(drafter, HeadDrafter)
+    assert isinstance(drafter, Head)
     assert drafter.rules == SamplingRules(temperature=0.7, top_k=9)
 
 

@@ -28,7 +28,7 @@ from monge.core.law import Law
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tree import GrowingTree, TokenTree
-from monge.draft.model import ModelDrafter
+from monge.draft.model import Model
 from monge.draft.tree.base import TreeBuilder, TreeLimits
 from monge.draft.tree.fixed_width import FixedWidth
 from monge.draft.tree.registry import TREES
@@ -364,7 +364,7 @@ def round_error(case: Round) -> float:
     found: dict[object, TokenTree] = {}
 
     def drafted(draws: Draws) -> object:
-        drafter = ModelDrafter(
+        drafter = Model(
             model=TabularModel(drafts, len(case.drafts[0])), tree=builder, rules=case.draft_rules
         )
         (draft,) = drafter.draft([context], drafter.open([context]), [case.plan], [draws])

@@ -13,7 +13,7 @@ from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
 from monge.core.law import tempered
 from monge.core.proposal import Independent, Mixed
-from monge.draft.tree.children import children_of
+from monge.draft.tree.children import way_of_drawing
 from monge.testing.decoding import Case
 from monge.testing.tabular import Style, TabularModel
 from tests.kit.strategies import dense_law
@@ -51,7 +51,7 @@ def test_the_number_of_fixed_candidates_is_a_setting() -> None:
         ("mixed(3)", 2, (1,), 1),  # a narrow level of a wider tree: one draw stays
         ("mixed(2)", 1, (), 1),
     ]:
-        proposal = children_of(kind, q, width)
+        proposal = way_of_drawing(kind).propose(q, width)
         assert isinstance(proposal, Mixed)
         assert (proposal.fixed, proposal.width) == (fixed, drawn)
         assert all(proposal.law.prob(token) == 0.0 for token in fixed)
@@ -59,20 +59,22 @@ def test_the_number_of_fixed_candidates_is_a_setting() -> None:
 
 @pytest.mark.parametrize("width", [2, 3, 5])
 def test_a_law_without_more_tokens_than_candidates_is_offered_whole(width: int) -> None:
-    proposal = children_of("mixed(1)", dense_law([0, 2, 0, 1]), width)
+    proposal = way_of_drawing("mixed(1)").propose(dense_law([0, 2, 0, 1]), width)
     assert set(proposal.draw(TapeDraws([0.5] * width))) == {1, 3}
-    assert children_of("mixed(1)", dense_law([0, 2, 0, 0]), width).draw(TapeDraws([0.5])) == (1,)
+    assert way_of_drawing("mixed(1)").propose(dense_law([0, 2, 0, 0]), width).draw(
+        TapeDraws([0.5])
+    ) == (1,)
 
 
 def test_one_draw_at_each_temperature() -> None:
     q = dense_law([1, 6, 0, 3])
-    proposal = children_of("temperatures((1, 0.5))", q, 3)
+    proposal = way_of_drawing("temperatures((1, 0.5))").propose(q, 3)
     assert isinstance(proposal, Independent)
     plain, sharp = proposal.laws
     assert plain.at(torch.arange(4)).tolist() == pytest.approx(q.probs.tolist(), abs=1e-15)
     assert sharp.token_ids.tolist() == [0, 1, 3]
     assert sharp.probs.tolist() == pytest.approx([1 / 46, 36 / 46, 9 / 46], abs=1e-15)
-    narrow = children_of("temperatures((1, 0.5))", q, 1)
+    narrow = way_of_drawing("temperatures((1, 0.5))").propose(q, 1)
     assert isinstance(narrow, Independent)
     assert len(narrow.laws) == 1
     coldest = tempered(q, 1e-4)

@@ -10,7 +10,7 @@ import pytest
 from monge.api import make_components
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.registry import DRAFTERS
-from monge.draft.shape import ShapeDrafter
+from monge.draft.shape import Shape
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
 from monge.testing.decoding import Case, output_law, target_law
@@ -38,7 +38,7 @@ def shape() -> Components:
     model = target()
     return make_components(
         model,
-        drafter=ShapeDrafter(target=model, head=random_head(model), tree=TREES.parse("chain(2)")),
+        drafter=Shape(target=model, head=random_head(model), tree=TREES.parse("chain(2)")),
     )
 
 

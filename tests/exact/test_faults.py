@@ -17,8 +17,8 @@ from monge.control.fixed import Fixed
 from monge.core.draws import Draws, num_drawn
 from monge.core.errors import DrafterError
 from monge.core.model import NodeBlock
-from monge.draft.model import ModelDrafter
-from monge.draft.shape import ShapeDrafter
+from monge.draft.model import Model
+from monge.draft.shape import Shape
 from monge.draft.tree.registry import TREES
 from monge.engine.batch import Batch
 from monge.engine.components import Components
@@ -112,7 +112,7 @@ def faulty_components(faults: Faults, tree: str, verifier: str) -> Components:
     builder = faulty("builder", TREES.parse(tree), faults)
     return Components(
         target=faulty("target", TabularModel(RandomTable(2, 11), 2), faults),
-        drafter=faulty("drafter", ModelDrafter(model=draft, tree=builder), faults),
+        drafter=faulty("drafter", Model(model=draft, tree=builder), faults),
         rule=faulty("verifier", as_verifier(VERIFIERS.parse(verifier)), faults),
         controller=Fixed(),
     )
@@ -254,11 +254,11 @@ class Broken(TabularModel):
 
 
 @dataclass(frozen=True, slots=True)
-class DislikesDraws(ModelDrafter):
+class DislikesDraws(Model):
     """A drafter that raises for what it has drawn for request 0."""
 
     def draft(self, contexts: Any, states: Any, plans: Any, draws: Any) -> Any:
-        drafts = ModelDrafter.draft(self, contexts, states, plans, draws)
+        drafts = Model.draft(self, contexts, states, plans, draws)
         for context, draft in zip(contexts, drafts, strict=True):
             if context.request_id == 0 and 1 in draft.tree.token_ids[1:]:
                 raise Fault("token 1")
@@ -275,7 +275,7 @@ def draws_again(monkeypatch: pytest.MonkeyPatch) -> None:
         except Fault:
             for context in contexts:
                 self.close(context)
-            return ModelDrafter.draft(self, contexts, self.open(contexts), *rest)
+            return Model.draft(self, contexts, self.open(contexts), *rest)
 
     monkeypatch.setattr(DislikesDraws, "draft", again)
 
@@ -295,7 +295,7 @@ def make_parts(kind: str, tree: str, verifier: str | None = None) -> Components:
         return make_components(target, draft, **options)
     drafter = DislikesDraws(model=draft, tree=TREES.parse(tree))
     if kind == "shape":
-        drafter = ShapeDrafter(target=target, head=random_head(target), tree=TREES.parse(tree))
+        drafter = Shape(target=target, head=random_head(target), tree=TREES.parse(tree))
         target.fault = "embed"
     return make_components(target, drafter=drafter, verifier=verifier)
 

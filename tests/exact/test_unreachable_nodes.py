@@ -16,7 +16,7 @@ from monge.core.law import Law
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.draft.model import ModelDrafter
+from monge.draft.model import Model
 from monge.draft.tree.registry import TREES
 from monge.engine.batch import Batch
 from monge.engine.session import Request, Session
@@ -63,9 +63,7 @@ class AsksEverywhere(Verifier):
 
 def trees(shape: str, rules: SamplingRules, seeds: Sequence[int]) -> list[ScoredTree]:
     """Drawn trees of one shape, with the draws that decide them."""
-    drafter = ModelDrafter(
-        model=TabularModel(RandomTable(VOCAB, 23), VOCAB), tree=TREES.parse(shape)
-    )
+    drafter = Model(model=TabularModel(RandomTable(VOCAB, 23), VOCAB), tree=TREES.parse(shape))
     law, found = Forbidden(rules), []
     for seed in seeds:
         context = Context(request_id=seed, token_ids=PROMPT, num_prompt_tokens=1, rules=rules)

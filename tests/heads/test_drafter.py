@@ -12,7 +12,7 @@ from monge.core.errors import OptionError
 from monge.core.proposal import Deterministic, Iid
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tree import TokenTree
-from monge.draft.shape import ShapeDrafter
+from monge.draft.shape import Shape
 from monge.draft.tree.base import ByRequest
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
@@ -33,7 +33,7 @@ def table(seed: int = 3) -> TabularModel:
 def components(tree: str, verifier: str | None, **head: object) -> Components:
     target = table()
     head = random_head(target, **head)
-    drafter = ShapeDrafter(target=target, head=head, tree=TREES.parse(tree))
+    drafter = Shape(target=target, head=head, tree=TREES.parse(tree))
     return make_components(target, drafter=drafter, verifier=verifier)
 
 
@@ -84,7 +84,7 @@ def test_lossless_in_a_ragged_batch_beyond_the_end_and_from_a_prompt_of_one_toke
 
 
 def drafted(
-    drafter: ShapeDrafter,
+    drafter: Shape,
     text: tuple[int, ...] = (0, 1),
     rules: SamplingRules | None = None,
     **plan: int,
@@ -99,10 +99,10 @@ def drafted(
     return draft.tree
 
 
-def shape(tree: str, top_k: int | None = None, **head: object) -> ShapeDrafter:
+def shape(tree: str, top_k: int | None = None, **head: object) -> Shape:
     target = table()
     made = random_head(target, **head)
-    return ShapeDrafter(target=target, head=made, tree=TREES.parse(tree), top_k=top_k)
+    return Shape(target=target, head=made, tree=TREES.parse(tree), top_k=top_k)
 
 
 def test_the_declared_laws_are_those_of_the_formula() -> None:
@@ -138,10 +138,10 @@ def test_plans_depths_and_steps_bound_the_tree() -> None:
     assert drafted(chain, (1,)).num_nodes == 1
 
 
-def without_a_tree(**settings: object) -> ShapeDrafter:
+def without_a_tree(**settings: object) -> Shape:
     target = table()
     made = make_components(target, head=random_head(target), drafter="shape", **settings)
-    assert isinstance(made.drafter, ShapeDrafter)
+    assert isinstance(made.drafter, Shape)
     return made.drafter
 
 
@@ -186,7 +186,7 @@ def test_targets_without_hidden_states_are_refused() -> None:
         open = append = extend = commit = length = close = lambda *_: None
 
     with pytest.raises(OptionError, match="that shows its hidden states; Blind does not"):
-        ShapeDrafter(target=Blind(), head=random_head(table()), tree=TREES.parse("chain"))
+        Shape(target=Blind(), head=random_head(table()), tree=TREES.parse("chain"))
 
 
 def test_a_head_that_makes_no_law_drafts_nothing() -> None:

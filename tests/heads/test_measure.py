@@ -11,7 +11,7 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.model import FeatureModel, NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.draft.shape import ShapeDrafter
+from monge.draft.shape import Shape
 from monge.draft.tree.fixed_width import Chain
 from monge.testing.oracle import exact_law
 from monge.testing.tabular import RandomTable, TabularModel
@@ -45,7 +45,7 @@ def test_the_estimate_is_the_loop_s_expectation(temperature: float) -> None:
 
     def accepted(draws: Draws) -> int:
         target = table()
-        drafter = ShapeDrafter(target=target, head=head, tree=Chain(depth=STEPS))
+        drafter = Shape(target=target, head=head, tree=Chain(depth=STEPS))
         target.open({0: TEXT[:-1]})
         context = Context(request_id=0, token_ids=TEXT, num_prompt_tokens=1, rules=rules)
         (draft,) = drafter.draft([context], drafter.open([context]), [DraftPlan()], [draws])

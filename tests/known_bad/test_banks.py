@@ -11,7 +11,7 @@ from monge.core.proposal import (
     Proposal,
     WithoutReplacement,
 )
-from monge.draft.tree.children import children_of
+from monge.draft.tree.children import way_of_drawing
 from monge.testing.oracle import exact_law
 from monge.transport.closed_forms import k_seq_constants
 from monge.verify.base import NodeRule, Verifier
@@ -66,7 +66,7 @@ def test_a_rule_that_has_nothing_left_to_emit_has_a_law(name: str) -> None:
 
 def test_a_shortcut_for_an_almost_certain_token_is_seen() -> None:
     shortcut, exact = (
-        Mutant(rule=rule, drawn=lambda q: children_of("greedy_plus_one", q, 2))
+        Mutant(rule=rule, drawn=lambda q: way_of_drawing("greedy_plus_one").propose(q, 2))
         for rule in (CertainShortcut(), Greedy())
     )
     assert all(distance(shortcut, p, q) > SEEN for p, q in certain_bank())

@@ -12,7 +12,7 @@ from lab.acceptance.tree_values import bound, expected_accepted, random_tree, tr
 from monge.core.context import Context, DraftPlan
 from monge.core.law import DenseLaw, one_hot
 from monge.core.sampling_rules import SamplingRules
-from monge.draft.model import ModelDrafter
+from monge.draft.model import Model
 from monge.draft.tree.registry import TREES
 from monge.testing.oracle import exact_law
 from monge.testing.tabular import RandomTable, TabularModel
@@ -98,7 +98,7 @@ def decoded(table, rule):
     context = Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=SamplingRules())
 
     def accepted(draws):
-        drafter = ModelDrafter(
+        drafter = Model(
             model=TabularModel(TreeLaws(table.draft_probs), len(table.tokens)), tree=tree
         )
         (draft,) = drafter.draft([context], drafter.open([context]), [DraftPlan()], [draws])
@@ -165,7 +165,7 @@ def test_expected_tokens_have_the_mean_of_the_decisions(tree, rules):
     context = Context(request_id=0, token_ids=(0, 1), num_prompt_tokens=2, rules=SamplingRules())
 
     def drawn(draws):
-        drafter = ModelDrafter(model=draft, tree=TREES.parse(tree))
+        drafter = Model(model=draft, tree=TREES.parse(tree))
         (state,) = drafter.open([context])
         (found,) = drafter.draft([context], [state], [DraftPlan()], [draws])
         drafter.close(context)

@@ -191,7 +191,7 @@ class TestEnvironments:
 
 @pytest.mark.parametrize(
     ("method", "drafter"),
-    [("", "ModelDrafter"), (" lookup", "NgramDrafter"), (" pool", "PoolDrafter")],
+    [("", "Model"), (" lookup", "Ngram"), (" pool", "Pool")],
 )
 def test_ours_drafts_as_its_method_says(tiny_paths, method, drafter):
     (ours,) = (peer for peer in PEERS if peer.name == OURS)

@@ -24,7 +24,7 @@ from monge.core.sampling_rules import (
     probs_from_logits,
     rule_rows,
 )
-from monge.draft.tree.children import children_of
+from monge.draft.tree.children import way_of_drawing
 from monge.verify import functional
 from monge.verify.base import as_verifier
 from monge.verify.block import Block
@@ -515,7 +515,7 @@ def law_error_of(rule, kind, widths) -> float:
 
     def children(path):
         width = widths[len(path)] if len(path) < 2 else 0
-        return children_of(kind, tables.draft(path), width) if width else None
+        return way_of_drawing(kind).propose(tables.draft(path), width) if width else None
 
     return text_error(as_verifier(rule), tables, children, 3)
 

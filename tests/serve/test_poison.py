@@ -2,7 +2,7 @@
 
 import pytest
 
-from monge.draft.model import ModelDrafter
+from monge.draft.model import Model
 from monge.options import ServeOptions
 from monge.serve.scheduling.scheduler import Scheduler
 from tests.serve import toy
@@ -120,7 +120,7 @@ def test_a_drafter_that_raises_costs_those_who_share_its_call_the_speculation(wh
 
 
 def test_a_drafter_that_raises_after_drawing_ends_those_it_drafted_for(monkeypatch):
-    draft = ModelDrafter.draft
+    draft = Model.draft
 
     def dislikes(self, contexts, states, plans, draws):
         drafts = draft(self, contexts, states, plans, draws)
@@ -129,7 +129,7 @@ def test_a_drafter_that_raises_after_drawing_ends_those_it_drafted_for(monkeypat
                 raise Oops("it dislikes what it drew")
         return drafts
 
-    monkeypatch.setattr(ModelDrafter, "draft", dislikes)
+    monkeypatch.setattr(Model, "draft", dislikes)
     texts, end = crowd(lambda _: {})
     for text, own in zip(texts, EXPECTED, strict=True):
         assert text.finish_reason == "error" or text.token_ids == own

@@ -11,7 +11,7 @@ from monge.core.law import DenseLaw, LawSequence, SparseLaw
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.draft.tree.children import children_of as children_kind
+from monge.draft.tree.children import way_of_drawing
 from monge.testing.oracle import ExactRows
 from monge.verify.base import Rule, Verifier
 from monge.verify.functional import (
@@ -124,7 +124,7 @@ def law_error_of(name: str, program: Callable[..., Verified]) -> float:
         width = widths[len(path)] if len(path) < 2 else 0
         if kind is Deterministic and width:
             return Deterministic(tables.draft(path).top(width))
-        return children_kind(KINDS[kind], tables.draft(path), width) if width else None
+        return way_of_drawing(KINDS[kind]).propose(tables.draft(path), width) if width else None
 
     is_masked = program.__module__ == __name__ or "optimum" not in program.__module__
     verifier = OnDevice(program) if is_masked else ByProgram(program, rule)
@@ -194,6 +194,8 @@ def test_wrong_programs_for_trees_are_rejected(wrong, rule: Rule) -> None:
 
     def children(path: tuple[int, ...]) -> Proposal | None:
         width = (2, 1)[len(path)] if len(path) < 2 else 0
-        return children_kind("greedy_plus_one", tables.draft(path), width) if width else None
+        return (
+            way_of_drawing("greedy_plus_one").propose(tables.draft(path), width) if width else None
+        )
 
     assert whole_text_error(ByProgram(wrong, rule), tables, children, 3) > 1e-3

@@ -17,7 +17,7 @@ from monge.core.proposal import (
     WithoutReplacement,
     entry_for,
 )
-from monge.draft.tree.children import children_of
+from monge.draft.tree.children import way_of_drawing
 from monge.testing.oracle import exact_law
 from monge.transport.candidates import CandidateLaw
 from monge.transport.linear_program import solve_tree
@@ -102,7 +102,7 @@ def test_different_ways_of_drawing_in_one_tree() -> None:
 
     def children(path: Path) -> Proposal | None:
         way, count = ways.get(path, ("", 0))
-        return children_of(way, tables.draft(path), count) if way else None
+        return way_of_drawing(way).propose(tables.draft(path), count) if way else None
 
     def with_draws(path: Path) -> Proposal | None:
         return Iid(tables.draft(path), 2) if path == (2,) else children(path)

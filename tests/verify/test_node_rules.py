@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 
 from monge.core.proposal import Deterministic, Iid, Mixed
-from monge.draft.tree.children import children_of
+from monge.draft.tree.children import way_of_drawing
 from monge.transport import bounds, closed_forms
 from monge.transport.candidates import TransportProblem
 from monge.transport.linear_program import solve
@@ -41,7 +41,7 @@ def check_iid(pair: tuple[list[int], list[int]], width: int) -> None:
 
 def check_greedy(pair: tuple[list[int], list[int]], width: int) -> None:
     (p, q), (p_masses, q_masses) = map(dense_law, pair), map(masses, pair)
-    proposal = children_of("greedy_plus_one", q, width)
+    proposal = way_of_drawing("greedy_plus_one").propose(q, width)
     assert isinstance(proposal, Mixed)
     assert proposal.width == 1
     assert len(proposal.fixed) == min(width, len(q.top(width))) - 1
@@ -88,9 +88,9 @@ def test_the_worked_example() -> None:
     p, q = dense_law([5, 3, 2]), dense_law([2, 3, 5])
     assert acceptance("k_seq", p, Iid(q, 2)) == pytest.approx(0.791355, abs=1e-6)
     assert divisors(p, q, 2)[0] == pytest.approx(1.456776, abs=1e-6)
-    assert acceptance("greedy", p, children_of("greedy_plus_one", q, 2)) == pytest.approx(
-        0.9, abs=EXACT
-    )
+    assert acceptance(
+        "greedy", p, way_of_drawing("greedy_plus_one").propose(q, 2)
+    ) == pytest.approx(0.9, abs=EXACT)
 
 
 @settings(max_examples=25)
@@ -116,7 +116,7 @@ def test_deterministic_candidates_are_the_target_walk() -> None:
 
 
 def test_a_support_smaller_than_the_width_is_offered_whole() -> None:
-    proposal = children_of("greedy_plus_one", dense_law([0, 2, 0, 1]), 4)
+    proposal = way_of_drawing("greedy_plus_one").propose(dense_law([0, 2, 0, 1]), 4)
     assert isinstance(proposal, Mixed)
     assert proposal.fixed == (1,)
     assert proposal.law.prob(3) == 1.0

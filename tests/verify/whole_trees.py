@@ -12,7 +12,7 @@ from monge.core.draws import Draws
 from monge.core.law import DenseLaw
 from monge.core.proposal import Proposal
 from monge.core.tree import GrowingTree, TokenTree
-from monge.draft.tree.children import children_of
+from monge.draft.tree.children import way_of_drawing
 from monge.testing.oracle import exact_law, law_error
 from monge.verify.base import Verifier
 from tests.kit.strategies import dense_law, weight_lists
@@ -106,7 +106,9 @@ def fixed_width(tables: Tables, widths: Sequence[int], way: str) -> Children:
 
     def children(path: Path) -> Proposal | None:
         is_leaf = len(path) == len(widths)
-        return None if is_leaf else children_of(way, tables.draft(path), widths[len(path)])
+        return (
+            None if is_leaf else way_of_drawing(way).propose(tables.draft(path), widths[len(path)])
+        )
 
     return children
 

@@ -20,7 +20,7 @@ from monge.core.proposal import (
     SharedClocks,
     WithoutReplacement,
 )
-from monge.draft.tree.children import CHILDREN, children_of, way_of_drawing
+from monge.draft.tree.children import CHILDREN, way_of_drawing
 from monge.testing.oracle import OracleError, exact_law
 from monge.transport.bounds import (
     greedy_proposal,
@@ -140,7 +140,7 @@ def _children(way: str, law: DenseLaw, width: int) -> Proposal | None:
     if way in _OWN_NAMES or way_of_drawing(way).min_width > width:
         return None
     try:
-        proposal = children_of(way, law, width)
+        proposal = way_of_drawing(way).propose(law, width)
     except (OptionError, LawError):  # not for this number of candidates, or needs an argument
         return None
     return proposal if num_candidates(proposal) >= min(width, law.sparse().probs.numel()) else None

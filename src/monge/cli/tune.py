@@ -87,7 +87,7 @@ def tune(
         monge tune --prompts mine.jsonl --temperature 0.8
         monge tune --prompts mine.jsonl --save monge.toml && monge serve --config monge.toml
         monge tune --target ./my-target --draft ./my-draft --prompts mine.txt --json
-        monge tune --draft my-head --drafter "pool('ngram', 'head')"
+        monge tune --draft my-head --drafter "pool(ngram, head)"
     """
     options.check_positive(max_prompts=max_prompts, repeats=repeats)
     options.check_out_folder(out)

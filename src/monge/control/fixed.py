@@ -35,7 +35,7 @@ class Fixed(SoloController[None]):
         if self.model_free_depth is not None and not has_lookup:
             raise OptionError(
                 f"fixed: model_free_depth={self.model_free_depth} limits model-free drafters of a "
-                "pool, and there are none; leave it out, or use drafter=\"pool('ngram', 'model')\""
+                "pool, and there are none; leave it out, or use drafter='pool(ngram, model)'"
             )
 
     def plan_one(

@@ -194,7 +194,7 @@ class Hedge(Controller[HedgeState]):
         if not shared.members:
             raise OptionError(
                 "controller 'hedge' chooses between drafters and there is only one; use "
-                "drafter=\"pool('ngram', 'model')\", or a controller that plans windows"
+                "drafter='pool(ngram, model)', or a controller that plans windows"
             )
         memories: Memories = shared.memory or {}
         for member in shared.members:

@@ -1,14 +1,15 @@
 """The application of `monge serve`, in replicas on many machines, by Ray Serve."""
 
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import torch
 from fastapi import FastAPI
-from pydantic import AliasChoices, ConfigDict, Field, create_model
+from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, create_model
 
 from monge.api import load as load_decoder
 from monge.core.errors import OptionError
+from monge.core.parts import Part
 from monge.distributed.ray_cluster import require_ray
 from monge.distributed.shared_metrics import SharedMetrics
 from monge.engine.process import settle_objects
@@ -26,12 +27,17 @@ from monge.serve.observe.metrics import Gather, ServerMetrics
 from monge.serve.settings import checked_options
 
 _NOT_OF_A_REPLICA: Final = (*HERE_ONLY, "host", "port", "use_ray", "address")
+_Text = Annotated[
+    str, BeforeValidator(lambda given: repr(given) if isinstance(given, Part) else given)
+]
+"""A text, or a part, of which its text is sent to replicas."""
 _DEFAULTS: Final = asdict(LoadOptions()) | asdict(ServeOptions())
 
 
 def _field(name: str, option: Option) -> Any:  # noqa: ANN401 (as pydantic takes it)
     """Return type and field of an option."""
     kind, default = option.kind, _DEFAULTS[name]
+    kind = _Text if kind is str else kind
     if option.several:
         kind = tuple[kind, ...] if default == () else kind | tuple[kind, ...]
     names = [f"{former}_s" for former, present in FORMER_KEYS.items() if f"{present}_s" == name]

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from monge.core.errors import OptionError
 from monge.draft.base import AnyDrafter
-from monge.draft.pool import PoolDrafter
+from monge.draft.pool import Pool
 from monge.draft.registry import DRAFTERS
 from monge.heads.readers.base import PublishedHead
 from monge.heads.readers.files import CONFIG, Checkpoint, head_path
@@ -28,7 +28,7 @@ _WORDS: Final = {
 
 def members_of(drafter: AnyDrafter) -> tuple[AnyDrafter, ...]:
     """Return the drafters of a pool, or the drafter itself."""
-    return tuple(drafter.drafters.values()) if isinstance(drafter, PoolDrafter) else (drafter,)
+    return tuple(drafter.drafters.values()) if isinstance(drafter, Pool) else (drafter,)
 
 
 def settings_of(drafter: AnyDrafter | str) -> frozenset[str]:
@@ -172,9 +172,9 @@ def _keeps_state(member: AnyDrafter) -> bool:
 
 
 def _with_members(drafter: AnyDrafter, members: Sequence[AnyDrafter]) -> AnyDrafter:
-    if not isinstance(drafter, PoolDrafter):
+    if not isinstance(drafter, Pool):
         return members[0]
-    return PoolDrafter(*members, min_nodes=drafter.min_nodes)
+    return Pool(*members, min_nodes=drafter.min_nodes)
 
 
 def _may_be_head(path: Path) -> bool:

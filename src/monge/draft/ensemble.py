@@ -33,7 +33,7 @@ States = tuple[ReadPaths, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnsembleDrafter(PieceReader[States]):
+class Ensemble(PieceReader[States]):
     """Draft with several models at once; each draws a child at every node.
 
     The tree grows level by level; each model reads every node of the frontier, in one forward for

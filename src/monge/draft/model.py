@@ -33,7 +33,7 @@ valid. `None` stands for the nodes with children of a tree that was drawn at onc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelDrafter(PieceReader[ReadPaths]):
+class Model(PieceReader[ReadPaths]):
     """Draft with a smaller language model that shares the target's vocabulary.
 
     The tree grows level by level: one forward of the draft model reads the frontier of every

@@ -18,7 +18,7 @@ _WIDTH: Final = array(_TYPECODE).itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NgramDrafter(ModelFreeDrafter[bytes]):
+class Ngram(ModelFreeDrafter[bytes]):
     """Prompt lookup: copy what followed the latest earlier occurrence of the last few tokens.
 
     The longest match wins, and of equally long matches the most recent. If a match reaches the end

@@ -77,7 +77,7 @@ class PoolState:
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
+class Pool(DrafterPool[PoolState], PieceReader[PoolState]):
     """Several drafters; a round uses the drafter that its plan names, else the first with a proposal.
 
     The choice depends on the plan and on committed text only, so every verifier stays exact. A

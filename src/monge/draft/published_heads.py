@@ -20,7 +20,7 @@ from monge.heads.readers.steps import BlockStep, ChainStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadDrafter(DelegatingDrafter[None]):
+class Head(DelegatingDrafter[None]):
     """Draft with a head that was published for the target: EAGLE-3, DFlash, DSpark or a prediction module.
 
     The format is recognised from the folder; see `monge.heads.readers`. The head reads the hidden
@@ -34,8 +34,8 @@ class HeadDrafter(DelegatingDrafter[None]):
         target: The target, which must show its hidden states and keeps those that the head reads;
             `None` for that of `monge.load`.
         tree: Shape of the tree and how children are drawn; `None` for that of `monge.load`.
-        rules: See `ModelDrafter`.
-        top_k: See `ModelDrafter`.
+        rules: See `Model`.
+        top_k: See `Model`.
 
     Raises:
         OptionError: If no head is given, the target shows no hidden states, or the head is for

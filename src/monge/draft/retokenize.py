@@ -15,7 +15,7 @@ from monge.draft.model import open_texts, read_text, within_reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetokenizeDrafter(Drafter[None]):
+class Retokenize(Drafter[None]):
     """Let a draft model with another tokenizer continue the text greedily, and propose that text in the target's tokens.
 
     Unlike `model` across vocabularies, it can propose tokens that only the target has. The

@@ -34,7 +34,7 @@ _DEFAULT_TREE: Final = ByRequest(BestFirst(num_nodes=3, depth=1, width=3, beam=1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeDrafter(DelegatingDrafter[None]):
+class Shape(DelegatingDrafter[None]):
     """Predict the target's next hidden states and read them with its own output layer.
 
     The target's pass over a round's tree leaves the hidden state of the last accepted token behind.
@@ -50,8 +50,8 @@ class ShapeDrafter(DelegatingDrafter[None]):
             default the three most probable tokens for greedy requests and a chain of two for
             sampled requests. Every further level costs as much as the first, and is reached less
             often.
-        rules: See `ModelDrafter`.
-        top_k: See `ModelDrafter`.
+        rules: See `Model`.
+        top_k: See `Model`.
 
     Raises:
         OptionError: If the target shows no hidden states, or the head is for another target.

@@ -16,7 +16,7 @@ from monge.draft.text_history import Path, SuffixIndex, TextHistory, continuatio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuffixDrafter(ModelFreeDrafter[SuffixIndex]):
+class Suffix(ModelFreeDrafter[SuffixIndex]):
     """A tree of the most frequent continuations in this text and earlier requests.
 
     Each match length proposes a tree. Its nodes are continuations, best first by their share of the

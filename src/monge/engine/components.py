@@ -17,7 +17,7 @@ from monge.core.errors import (
     VocabularyMismatchError,
     unknown_name,
 )
-from monge.core.model import PreparedModel, SequenceModel, draft_length, dtype_of
+from monge.core.model import PreparedModel, Recorder, SequenceModel, draft_length, dtype_of
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.core.selection import CounterfactualDraft

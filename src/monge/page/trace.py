@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, get_args
 
 from monge.core.verdict import StepRecord
 from monge.draft.base import AnyDrafter, Capabilities
-from monge.draft.pool import PoolDrafter
+from monge.draft.pool import Pool
 from monge.engine.decoder import Decoder
 from monge.engine.grammar import FORCED
 from monge.engine.text import PlacedTexts, Tokenizer, TokenTexts
@@ -32,7 +32,7 @@ Origins = Mapping[str | None, Origin]
 
 def origins_of(drafter: AnyDrafter) -> Origins:
     """Return the origin of accepted tokens, by `StepRecord.drafter`."""
-    members = drafter.drafters if isinstance(drafter, PoolDrafter) else {None: drafter}
+    members = drafter.drafters if isinstance(drafter, Pool) else {None: drafter}
     return {
         FORCED: "grammar",
         **{name: _origin(member.capabilities) for name, member in members.items()},

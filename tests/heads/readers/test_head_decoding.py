@@ -14,7 +14,7 @@ from monge.core.context import DraftPlan
 from monge.core.errors import ProposalMismatchError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.eagle import ChainRun
-from monge.draft.published_heads import HeadDrafter
+from monge.draft.published_heads import Head
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
@@ -50,7 +50,7 @@ def components(kind: str, folder: Path, tree: str, verifier: str | None) -> Comp
     target = table()
     return make_components(
         target,
-        drafter=HeadDrafter(target=target, head=head_of(kind, folder), tree=TREES.parse(tree)),
+        drafter=Head(target=target, head=head_of(kind, folder), tree=TREES.parse(tree)),
         verifier=verifier,
     )
 
@@ -174,9 +174,7 @@ def perfect_dspark() -> Published:
 @pytest.mark.parametrize(("make", "depth"), [(perfect_module, 5), (perfect_dspark, 4)])
 def test_a_head_that_knows_the_text_is_always_accepted(make, depth: int, tmp_path: Path) -> None:
     target = TabularModel(markov_table, VOCAB)
-    drafter = HeadDrafter(
-        target=target, head=make().write(tmp_path), tree=TREES.parse(f"chain({depth})")
-    )
+    drafter = Head(target=target, head=make().write(tmp_path), tree=TREES.parse(f"chain({depth})"))
     decoder = Decoder(make_components(target, drafter=drafter), tokenizer=None)
     (result,) = decoder.generate([(0, 1)], max_new_tokens=4 * (depth + 1), temperature=0.0)
     assert result.token_ids == tuple((2 + place) % VOCAB for place in range(4 * (depth + 1)))
@@ -208,7 +206,7 @@ def test_a_head_reads_all_that_it_missed_at_once(tmp_path: Path, monkeypatch) ->
         read(self, pairs)
 
     monkeypatch.setattr(ChainRun, "read", noted)
-    drafter = HeadDrafter(
+    drafter = Head(
         target=target, head=perfect_module().write(tmp_path), tree=TREES.parse("chain(3)")
     )
     decoder = Decoder(make_components(target, drafter=drafter, controller=Pause()), tokenizer=None)

@@ -13,7 +13,7 @@ from monge.core.proposal import Iid
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.draft.published_heads import HeadDrafter
+from monge.draft.published_heads import Head
 from monge.draft.tree.registry import TREES
 from monge.heads.readers.base import PublishedHead
 from monge.heads.readers.registry import load_head
@@ -40,9 +40,9 @@ def head_of(kind: str, folder: Path) -> PublishedHead:
 
 def drafter_with(
     kind: str, folder: Path, tree: str = "fixed_width((2, 2, 2), children='iid')"
-) -> HeadDrafter:
+) -> Head:
     target = TabularModel(RandomTable(VOCAB, 3), VOCAB)
-    return HeadDrafter(target=target, head=head_of(kind, folder), tree=TREES.parse(tree))
+    return Head(target=target, head=head_of(kind, folder), tree=TREES.parse(tree))
 
 
 def contexts_of(texts: tuple[tuple[int, ...], ...]) -> list[Context]:
@@ -52,7 +52,7 @@ def contexts_of(texts: tuple[tuple[int, ...], ...]) -> list[Context]:
     ]
 
 
-def grown(drafter: HeadDrafter, contexts: list[Context], states: list) -> list[TokenTree]:
+def grown(drafter: Head, contexts: list[Context], states: list) -> list[TokenTree]:
     tapes, plans = [TapeDraws([0.1, 0.5, 0.9, 0.3] * 9) for _ in contexts], [DraftPlan()] * 2
     return [draft.tree for draft in drafter.draft(contexts, states, plans, tapes)]
 
@@ -61,7 +61,7 @@ def path_to(tree: TokenTree, node: int) -> list[int]:
     return [] if node == 0 else [*path_to(tree, int(tree.parents[node])), int(tree.token_ids[node])]
 
 
-def check_tree(kind: str, tree: TokenTree, drafter: HeadDrafter, tokens: tuple[int, ...]) -> None:
+def check_tree(kind: str, tree: TokenTree, drafter: Head, tokens: tuple[int, ...]) -> None:
     """Compare the law at every node that has children with the formula."""
     table, eye = drafter.target.table, torch.eye(VOCAB, dtype=torch.float64)
     # The table's states are its logits, at every layer.
@@ -91,7 +91,7 @@ def test_every_node_has_the_law_of_the_formula(kind: str, beside: str | None, fo
     target = drafter.target
     if beside is not None:
         tree = TREES.parse("chain(1)")
-        other = HeadDrafter(target=target, head=head_of(beside, folder), tree=tree)
+        other = Head(target=target, head=head_of(beside, folder), tree=tree)
     target.open({request: text[:-1] for request, text in enumerate(TEXTS)})
     if beside is not None:
         other.open(contexts)

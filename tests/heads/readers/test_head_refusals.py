@@ -14,7 +14,7 @@ import monge
 from monge.api import built_in, drafts_of
 from monge.core.errors import ModelLoadError, OptionError
 from monge.draft.by_name import drafter_of, read_head
-from monge.draft.published_heads import HeadDrafter
+from monge.draft.published_heads import Head
 from monge.draft.tree.registry import TREES
 from monge.heads.readers.eagle3 import Eagle3Head
 from monge.heads.readers.registry import FORMATS, load_head
@@ -98,8 +98,8 @@ def test_misshapen_and_infinite_tensors_and_other_targets_are_named(
     folder = write(kind)
     sizes = r"is for a target with states 4 wide.*the target's are 5 wide, 5 tokens, 1 layers"
     with pytest.raises(OptionError, match=sizes):
-        HeadDrafter(target=table(5), head=folder, tree=TREE)
-    HeadDrafter(target=table(), head=folder, tree=TREE)
+        Head(target=table(5), head=folder, tree=TREE)
+    Head(target=table(), head=folder, tree=TREE)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash2"])
@@ -260,7 +260,7 @@ def test_heads_are_loaded_as_drafts(tmp_path: Path) -> None:
     one.tensors = {name: tensor.float() for name, tensor in one.tensors.items()}
     folder = one.write(tmp_path / "mtp")
     drafter = monge.load(draft=folder, tree="chain(2)", controller="fixed").components.drafter
-    assert isinstance(drafter, HeadDrafter)
+    assert isinstance(drafter, Head)
     can = drafter.capabilities
     assert (can.num_bytes, can.bytes_per_token) == (4 * can.num_parameters, 4 * 4)
     with pytest.raises(OptionError, match=r"drafter 'ngram' takes no head \(draft=...\)"):
@@ -277,10 +277,10 @@ def test_heads_are_loaded_as_drafts(tmp_path: Path) -> None:
 def test_unknown_layers_are_refused(write: Write) -> None:
     folder = write("eagle3", {AUX: [0, 1, 7]})
     with pytest.raises(OptionError, match=r"states \[0, 1, 7\]; the target has 0 to 1"):
-        HeadDrafter(target=table(), head=folder, tree=TREE)
+        Head(target=table(), head=folder, tree=TREE)
     folder = write("eagle3", change=lambda one: one.config.pop(AUX))
     with pytest.raises(OptionError, match="a target of 1 layers has none"):
-        HeadDrafter(target=table(), head=folder, tree=TREE)
+        Head(target=table(), head=folder, tree=TREE)
     assert load_head(folder).layers(32) == (2, 16, 29)
     assert load_head(write("eagle3", {AUX: [1, 15, 28]})).layers(32) == (2, 16, 29)
 

@@ -162,11 +162,6 @@ def way_of_drawing(text: str) -> Children:
     return CHILDREN.parse(text)
 
 
-def children_of(kind: str, law: Law, width: int) -> Proposal:
-    """Return a proposal of a named kind."""
-    return way_of_drawing(kind).propose(law, width)
-
-
 def check_kind(builder: str, kind: str, max_width: int) -> None:
     """Refuse a kind that is not in `CHILDREN`, or that needs wider nodes than any of the tree."""
     needed = way_of_drawing(kind).min_width

@@ -16,7 +16,7 @@ from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import check_bounds
 from monge.core.tree import DrawnTokens, GrowingTree
 from monge.draft.tree.base import TreeBuilder, TreeLimits, nodes_left
-from monge.draft.tree.children import check_kind, children_of, way_of_drawing
+from monge.draft.tree.children import check_kind, way_of_drawing
 
 
 class LevelTree(TreeBuilder):
@@ -90,7 +90,8 @@ class LevelTree(TreeBuilder):
         widths, depth = self.level_widths, tree.depths[frontier[0]]
         most = sum(accumulate(widths, mul))
         served = zip(frontier[: self.served(tree, frontier, plan)], laws, strict=False)
-        proposals = {node: children_of(self.children, law, widths[depth]) for node, law in served}
+        way = way_of_drawing(self.children)
+        proposals = {node: way.propose(law, widths[depth]) for node, law in served}
         grown = [
             child for children in tree.grow_level(proposals, draws).values() for child in children
         ]
