@@ -342,7 +342,9 @@ class ServeOptions:
         "none",
         flags=("--allowed-origin",),
     )
-    root_path: str = option("", SERVER, "Path that a proxy takes off before it passes requests on.")
+    root_path: str = option(
+        "", SERVER, "Path that a proxy takes off before it passes requests on.", "none"
+    )
     ssl_keyfile: str | None = option(None, SERVER, "Private key for TLS.", "no TLS")
     ssl_certfile: str | None = option(None, SERVER, "Certificate chain for TLS.", "no TLS")
     served_model_name: str | None = option(

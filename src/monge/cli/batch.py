@@ -255,12 +255,12 @@ def _kept(file: IO[bytes], source: Path, rules: RowRules) -> tuple[int, int, int
         if row is None or not (
             line.startswith(begin) or (begin.startswith(line) and not line.endswith(b"\n"))
         ):
-            reason = f"does not belong to row {done} of {str(source)!r}"
+            reason = f"does not belong to row {done} of {str(source)!r}; give"
             if row is not None and line.startswith(row_begin):
-                reason = "was made with other options; give the same ones to go on with it"
+                reason = "was made with other options; give the same ones,"
             raise OptionError(
-                f"line {done + 1} of {file.name!r} {reason}; or give another name, or write it "
-                "anew with --overwrite"
+                f"line {done + 1} of {file.name!r} {reason} another name, or write it anew with "
+                "--overwrite"
             )
         if not is_whole:
             break

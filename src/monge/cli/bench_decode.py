@@ -21,7 +21,7 @@ from monge.bench.decode import (
     QUICK_PROMPTS_PER_TASK,
     compare,
 )
-from monge.bench.pair import Pair, load_pair
+from monge.bench.pair import load_pair
 from monge.bench.provenance import busy_note
 from monge.bench.report import write_rounds
 from monge.bench.runner import NOT_APPLICABLE, Settings
@@ -39,7 +39,7 @@ from monge.cli.progress import call_bar, working
 from monge.core.errors import OptionError
 from monge.core.words import counted
 from monge.options import OUTPUT, LoadOptions, changed
-from monge.prompts import Prompt, as_message, asked_prompts, interleaved
+from monge.prompts import as_message, asked_prompts, interleaved
 
 OUT: Final = Path("bench-decode")
 RESULT: Final = "result.json"
@@ -118,35 +118,11 @@ def decode(
         shown = tuple(map(as_message, shown))
     say_raw_text(pair.tokenizer, shown, "--chat writes them as messages")
     counts = () if named_only else QUICK_ASSISTANT_TOKENS if quick else ASSISTANT_TOKENS
-    measured(
-        pair,
-        interleaved(shown) if mixed else shown,
-        settings,
-        ours=ours,
-        assistant_tokens=counts,
-        out=out,
-        as_json=as_json,
-        markdown=markdown,
-    )
-
-
-def measured(
-    pair: Pair,
-    prompts: Sequence[Prompt],
-    settings: Settings,
-    *,
-    out: Path,
-    as_json: bool,
-    markdown: bool = False,
-    **compared: Any,
-) -> None:
-    """Measure, and write and show what was measured; further arguments as for `compare`.
-
-    Raises:
-        OptionError: If every arm failed.
-    """
+    shown = interleaved(shown) if mixed else shown
     with call_bar() as on_call:
-        document, measurements = compare(pair, prompts, settings, on_call=on_call, **compared)
+        document, measurements = compare(
+            pair, shown, settings, ours=ours, assistant_tokens=counts, on_call=on_call
+        )
     files = [write_document(document, out, RESULT)]
     files += [write_rounds(measurements, out / "rounds.jsonl.gz")]
     report(document, files, markdown=markdown)

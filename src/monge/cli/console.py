@@ -29,9 +29,8 @@ _WIDTH: Final = 120
 _PROSE: Final = 22
 """Fewest characters of a column of prose beside other columns."""
 _INDENT: Final = (0, 0, 0, 2)
-live: Final[list[Console]] = []
-"""The terminal whose last lines are redrawn, if any."""
-_streams: Final[list["streaming"]] = []
+places: Final[list[Callable[[], Console]]] = []
+"""Where messages go while bars are drawn or text is streamed, the innermost last."""
 
 
 def output(width: int | None = None) -> Console:
@@ -51,9 +50,7 @@ def notes() -> Console:
 
     Messages do not mix with text that is being streamed, and stand above bars.
     """
-    if live:
-        return live[-1]
-    return _streams[-1].notes() if _streams else Console(file=sys.stderr, highlight=False)
+    return places[-1]() if places else Console(file=sys.stderr, highlight=False)
 
 
 def say(text: object, style: str | None = None) -> None:
@@ -75,12 +72,12 @@ class streaming:
 
     def __enter__(self) -> Callable[[str], None]:
         self._terminal.__enter__()
-        _streams.append(self)
+        places.append(self.notes)
         return self._write
 
     def __exit__(self, *_: object) -> None:
         self._terminal.__exit__(None, None, None)
-        _streams.remove(self)
+        places.remove(self.notes)
         if not self._is_ended:
             self._write("\n")
         sys.stderr.write(self._waiting.getvalue())

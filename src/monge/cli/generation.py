@@ -183,7 +183,6 @@ def stream(decoder: Decoder, sessions: Sequence[Session]) -> bool:
                 write(piece_of(session).text)
             is_complete = True
         if session.text is not None:
-            session.text.finish()
             write(session.text.take(last=True))
     return is_complete
 

@@ -238,7 +238,6 @@ _Config = Annotated[
 ]
 Target = Annotated[str | None, entry(LoadOptions, "target")]
 Draft = Annotated[str | None, entry(LoadOptions, "draft")]
-Drafts = Annotated[list[str] | None, entry(LoadOptions, "draft")]
 Dtype = Annotated[str | None, entry(LoadOptions, "dtype")]
 Device = Annotated[str | None, entry(LoadOptions, "device")]
 Attention = Annotated[str | None, entry(LoadOptions, "attention")]

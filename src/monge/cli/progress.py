@@ -16,7 +16,7 @@ from rich.text import Text
 from tqdm import tqdm
 
 from monge.bench.runner import OnCall
-from monge.cli.console import live, notes
+from monge.cli.console import notes, places
 from monge.engine.notices import watched_by
 
 QUIET_S: Final = 10.0
@@ -166,8 +166,8 @@ def working(name: str | None = None) -> Iterator[Work]:
             _active.append(work)
             stack.callback(_active.clear)
             if not work.disable:
-                live.append(work.console)
-                stack.callback(live.clear)
+                places.append(show := lambda: work.console)
+                stack.callback(places.remove, show)
         if name is not None:
             stack.enter_context(_active[-1].waiting(name))
         yield _active[-1]

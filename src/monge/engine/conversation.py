@@ -67,7 +67,6 @@ class Conversation:
                 yield piece
         finally:
             if session.finish_reason is None and session.text is not None:
-                session.text.finish()
                 answer.append(session.text.take(last=True))
             self.messages = [*messages, {"role": "assistant", "content": "".join(answer)}]
             self.sessions.append(session)

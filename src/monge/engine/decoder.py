@@ -326,11 +326,7 @@ class Decoder:
 def piece_of(session: Session) -> Piece:
     """Return the piece that the last round added to a session."""
     last = session.finish_reason is not None
-    text = ""
-    if session.text is not None:
-        if last:
-            session.text.finish()
-        text = session.text.take(last=last)
+    text = "" if session.text is None else session.text.take(last=last)
     # A request that failed has no record of its last round.
     record = None if session.finish_reason == "error" else session.records[-1]
     return Piece(

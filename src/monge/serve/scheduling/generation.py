@@ -230,8 +230,6 @@ class Generation:
         if text is None:
             return ""
         try:
-            if last:
-                text.finish()
             return text.take(last=last)
         except Exception as error:  # noqa: BLE001  tokenizers may raise anything
             self.session.fail(error)
