@@ -72,9 +72,9 @@ def sampling_schemes(q: Vector, width: int) -> dict[str, Proposal]:
     """
     law = DenseLaw(torch.from_numpy(q.copy()))
     schemes: dict[str, Proposal] = {
-        "single": children_of("iid", law, 1),
-        "iid": children_of("iid", law, width),
-        "without_replacement": children_of("without_replacement", law, width),
+        "single": way_of_drawing("iid").propose(law, 1),
+        "iid": way_of_drawing("iid").propose(law, width),
+        "without_replacement": way_of_drawing("without_replacement").propose(law, width),
         "greedy": mixed_proposal(q, width - 1, width),
     }
     schemes |= {f"mixed({fixed})": mixed_proposal(q, fixed, width) for fixed in range(1, width - 1)}

@@ -28,7 +28,6 @@ from monge.core.proposal import (
     WithoutReplacement,
 )
 from monge.core.tree import GrowingTree
-from monge.draft.tree.children import children_of
 from monge.testing.oracle import OracleError, exact_law
 from monge.transport.bounds import acceptance_one
 from monge.transport.laws import Vector
@@ -147,7 +146,7 @@ def accepted_masses(rule: Rule, target: Law, proposal: Proposal) -> dict[int, fl
     """Return P(the rule accepts this candidate) for every token, by enumeration of draws and decisions."""
     if isinstance(proposal, SharedClocks):
         # To a rule that does not run the races, their winners are independent draws.
-        proposal = children_of("iid", proposal.law, proposal.width)
+        proposal = way_of_drawing("iid").propose(proposal.law, proposal.width)
 
     def accepted(draws: Draws) -> int:
         if isinstance(rule, NodeRule):

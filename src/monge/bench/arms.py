@@ -167,8 +167,7 @@ class MongeArm(Arm):
     def reads(self) -> frozenset[Reads]:
         """Inputs of its controller's plans."""
         usual = STEADY if self.settings.get("drafter") == "none" else ADAPTIVE
-        controller = self.settings.get("controller", usual)
-        return CONTROLLERS.of(controller).reads
+        return CONTROLLERS.parse(self.settings.get("controller", usual)).reads
 
     def prepare(self, pair: Pair) -> None:
         self.components = self.draft = None  # an arm may have run another pair before
