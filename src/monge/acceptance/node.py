@@ -28,6 +28,7 @@ from monge.core.proposal import (
     WithoutReplacement,
 )
 from monge.core.tree import GrowingTree
+from monge.draft.tree.children import way_of_drawing
 from monge.testing.oracle import OracleError, exact_law
 from monge.transport.bounds import acceptance_one
 from monge.transport.laws import Vector
