@@ -8,9 +8,18 @@ from hypothesis import strategies as st
 from monge.core.draws import SeededDraws, TapeDraws
 from monge.core.errors import LawError, MongeError, OptionError
 from monge.core.model import NodeBlock
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
+from monge.core.proposal import (
+    Arbitrary,
+    Deterministic,
+    Iid,
+    Independent,
+    Mixed,
+    PathDraws,
+    WithoutReplacement,
+)
 from monge.core.tree import GrowingTree, depths_of, fixed_chain, root_only
 from monge.engine.models.masks import UncommittedNodes
+from monge.testing.oracle import exact_law
 from tests.kit.strategies import dense_law
 
 PARENTS = st.integers(1, 9).flatmap(
@@ -127,6 +136,31 @@ def test_draws_without_replacement_are_distinct_and_stop_with_the_support():
     q = dense_law([1, 0, 2, 1])
     tokens = WithoutReplacement(q, 4).draw(SeededDraws(1))
     assert sorted(tokens) == [0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "proposal",
+    [
+        Deterministic((2, 0)),
+        Iid(dense_law([2, 3, 1]), 2),
+        PathDraws(dense_law([2, 3, 1]), 3),
+        Independent((dense_law([2, 3, 1]), dense_law([1, 0, 4]))),
+        WithoutReplacement(dense_law([2, 3, 1]), 2),
+        Mixed((1, 3), dense_law([2, 0, 1, 0]), 2),
+    ],
+    ids=lambda proposal: type(proposal).__name__,
+)
+def test_rules_read_the_laws_that_candidates_are_drawn_from(proposal):
+    fixed, laws = proposal.fixed_ids, proposal.draft_laws
+    assert proposal.draft_law is (laws[0] if len(set(laws)) == 1 else None)
+    drawn = exact_law(proposal.draw)
+    assert {(tokens[: len(fixed)], len(tokens)) for tokens in drawn} == {
+        (fixed, len(fixed) + len(laws))
+    }
+    for place, law in enumerate(laws if proposal.may_repeat else laws[:1], len(fixed)):
+        for x in range(4):
+            mass = sum(mass for tokens, mass in drawn.items() if tokens[place] == x)
+            assert mass == pytest.approx(law.prob(x), abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", [Iid, WithoutReplacement])

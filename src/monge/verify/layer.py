@@ -182,10 +182,8 @@ def _is_block(tree: TokenTree) -> bool:
 
 def _best_rule(problem: NodeProblem) -> FlowRule:
     proposal = problem.proposal
-    if isinstance(proposal, Iid) and proposal.width == 1:
-        return ONE_DRAW
-    if isinstance(proposal, Mixed) and proposal.width == 1:
-        return ONE_DRAW_BESIDE
+    if len(proposal.draft_laws) == 1:
+        return ONE_DRAW_BESIDE if proposal.fixed_ids else ONE_DRAW
     return entry_for(type(proposal), RULE_OF)
 
 

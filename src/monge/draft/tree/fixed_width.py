@@ -58,10 +58,8 @@ class LevelTree(TreeBuilder):
     def level(
         self, tree: GrowingTree, frontier: Sequence[int], plan: DraftPlan, rules: SamplingRules
     ) -> tuple[LevelShape, int] | None:
-        width, count = (
-            self.level_widths[tree.depths[frontier[0]]],
-            self.served(tree, frontier, plan),
-        )
+        width = self.level_widths[tree.depths[frontier[0]]]
+        count = self.served(tree, frontier, plan)
         # A point mass has no second token.
         is_known = self.has_rows and (width == 1 or rules.temperature > 0)
         return (LevelShape(widths=(width,), kind=self.kind), count) if is_known and count else None
