@@ -19,7 +19,7 @@ from monge.serve.observe.metrics import Gather, ServerMetrics
 from monge.serve.settings import checked_options
 
 _NOT_OF_A_REPLICA: Final = (*HERE_ONLY, "host", "port", "use_ray", "address")
-_Text = Annotated[
+_Text: Any = Annotated[
     str, BeforeValidator(lambda given: repr(given) if isinstance(given, Part) else given)
 ]
 """A text, or a part, of which its text is sent to replicas."""
