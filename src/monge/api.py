@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from monge.backends.registry import Backend
 from monge.config import read_config
-from monge.control.base import AnyController
+from monge.control.base import AnyController, Reads, SharedState
 from monge.control.latency import Latency
 from monge.core.errors import ModelLoadError, OptionError
 from monge.core.model import SequenceModel
@@ -27,7 +27,7 @@ from monge.defaults import (
     default_rule,
     default_tree,
 )
-from monge.draft.base import AnyDrafter
+from monge.draft.base import AnyDrafter, DrafterPool
 from monge.draft.by_name import (
     AnyHead,
     drafter_of,
@@ -41,7 +41,7 @@ from monge.draft.text_history import TextHistory
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.registry import TREES
 from monge.engine.chat_format import chat_format
-from monge.engine.components import Components, first_state
+from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.exact_numerics import check_exact_numerics
 from monge.engine.models.hf_tree import make_models_ready
@@ -268,7 +268,7 @@ def make_components(
     resources = _given(drafter, drafts, head, given)
     trees = [opened["tree"] for opened in open_settings(drafter) if "tree" in opened]
     trees = [] if "tree" in resources else trees
-    tree = default_tree(rule, target, trees, is_adaptive=chosen is None or chosen.are_adaptive)
+    tree = default_tree(rule, target, trees, is_adaptive=chosen is None or bool(chosen.reads))
     provided = {"target": target, "tree": tree, "rules": draft_rules, "history": history}
     drafter = with_networks(drafter, resources, provided)
     can = drafter.capabilities
@@ -278,6 +278,9 @@ def make_components(
         chosen = default_controllers(
             rule, drafter, is_shortened=is_deep, is_usual=usual is not None
         )
+    if latency is None and Reads.LATENCY in chosen.reads:
+        latency = Latency()
+    members = drafter.members if isinstance(drafter, DrafterPool) else ()
     components = Components(
         target=target,
         drafter=drafter,
@@ -286,7 +289,7 @@ def make_components(
         greedy_rule=TargetWalk(),
         draft_models=drafts,
         alternatives=lambda: [(name, VERIFIERS.make(name)) for name in VERIFIERS],
-        shared=first_state(drafter, (chosen.first, *chosen.named.values()), latency),
+        shared=SharedState(latency, members=members, max_depth=can.max_depth),
         controllers=chosen.named,
         seeded=chosen.seeded,
     )

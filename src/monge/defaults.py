@@ -58,9 +58,9 @@ class Controllers:
     seeded: str | None = None
 
     @property
-    def are_adaptive(self) -> bool:
-        """True if a controller depends on earlier rounds."""
-        return any(controller.reads for controller in (self.first, *self.named.values()))
+    def reads(self) -> frozenset[str]:
+        """Information about earlier rounds that plans of any of them depend on."""
+        return self.first.reads.union(*(controller.reads for controller in self.named.values()))
 
 
 def controllers_of(

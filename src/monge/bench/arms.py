@@ -29,7 +29,7 @@ from monge.defaults import ADAPTIVE, STEADY
 from monge.draft.by_name import settings_of
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
-from monge.engine.components import Components, first_state
+from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.models.masks import left_padded
 from monge.verify.registry import VERIFIERS
@@ -177,10 +177,8 @@ class MongeArm(Arm):
     def decode(self, pair: Pair, call: Call) -> DecodedCall:
         place = (call.temperature, len(call.prompt_ids))
         components = self._components(pair)
-        if place not in self.shared_states:
-            state = first_state(components.drafter, components.every_controller)
-            self.shared_states[place] = state
-        components = replace(components, shared=self.shared_states[place])
+        shared = self.shared_states.setdefault(place, components.shared.fresh())
+        components = replace(components, shared=shared)
         decoder = Decoder(components, eos_ids=call.eos_ids, max_batch_size=len(call.prompt_ids))
         results = decoder.generate(
             call.prompt_ids,

@@ -57,6 +57,11 @@ class SharedState:
     max_depth: int | None = None
     others: dict[str, "SharedState"] = field(default_factory=dict[str, "SharedState"])
 
+    def fresh(self) -> "SharedState":
+        """Return the state before the first request."""
+        latency = None if self.latency is None else Latency()
+        return SharedState(latency, members=self.members, max_depth=self.max_depth)
+
     def beside(self, name: str) -> "SharedState":
         """Return the shared state of a further controller: the same, with its own memory."""
         other = self.others.setdefault(name, SharedState())

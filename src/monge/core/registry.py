@@ -145,20 +145,16 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         """
         name, positional, named = self._split(text)
         known = self.settings(name)
-        if self._takes_several(name):
-            return self._made(name, positional, self._checked(name, named, known))
-        if len(positional) > len(known):
+        parameters = inspect.signature(self[name]).parameters.values()
+        # The first values of a pool are its drafters.
+        parts = positional if any(each.kind is each.VAR_POSITIONAL for each in parameters) else []
+        first = {} if parts else dict(zip(known, positional, strict=False))
+        if len(positional) > len(first) + len(parts):
             raise OptionError(
                 f"{self.kind} {name!r} takes at most {len(known)} settings; got {len(positional)}"
             )
-        first = dict(zip(known, positional, strict=False))
         self._refuse_twice(name, first.keys() & named.keys())
-        return self._made(name, (), self._checked(name, first | named, known))
-
-    def _takes_several(self, name: str) -> bool:
-        """Return whether a part is made of other parts, which come first in its text."""
-        parameters = inspect.signature(self[name]).parameters.values()
-        return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+        return self._made(name, parts, self._checked(name, first | named, known))
 
     def _split(self, text: str) -> tuple[str, list[Any], dict[str, Any]]:
         """Return the name, the positional and the named values of a text, without checking them."""

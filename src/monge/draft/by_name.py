@@ -104,7 +104,9 @@ def with_head(text: str, head: str | None) -> str:
     given, drafter = DRAFTERS.parse(head), DRAFTERS.parse(text)
     bare = type(given)()
     return repr(
-        _with_members(drafter, [given if one == bare else one for one in members_of(drafter)])
+        _with_members(
+            drafter, [given if member == bare else member for member in members_of(drafter)]
+        )
     )
 
 
@@ -147,12 +149,12 @@ def _with_networks(
     given: Mapping[str, Any],
     usual: Mapping[str, Any],
 ) -> AnyDrafter:
-    own = {setting.name for setting in _settings(member)} - opened.keys()
-    if twice := sorted(own & given.keys()):
+    closed = {setting.name for setting in _settings(member)} - opened.keys()
+    if twice := sorted(closed & given.keys()):
         raise OptionError(
             f"drafter {repr(member)!r} has a {_WORDS[twice[0]]} already; leave out one of the two"
         )
-    brings = own & {"model", "models", "target"}
+    brings = closed & {"model", "models", "target"}
     provided = given if brings else {**usual, **given}
     changes = {key: provided[key] for key in opened if key in provided}
     for key in ("model", "models"):
@@ -161,14 +163,9 @@ def _with_networks(
                 f"drafter {repr(member)!r} needs a {_WORDS[key]}; give one, or use drafter='ngram'"
             )
     # A drafter may keep texts of its decoder: each decoder has a copy.
-    if changes or (not brings and _keeps_state(member)):
-        made: Any = member
-        return replace(made, **changes)
-    return member
-
-
-def _keeps_state(member: AnyDrafter) -> bool:
-    return is_dataclass(member) and not all(known.init for known in fields(member))
+    is_kept = brings or not is_dataclass(member) or all(each.init for each in fields(member))
+    drafter: Any = member
+    return member if is_kept and not changes else replace(drafter, **changes)
 
 
 def _with_members(drafter: AnyDrafter, members: Sequence[AnyDrafter]) -> AnyDrafter:

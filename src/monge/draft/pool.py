@@ -1,8 +1,8 @@
 """Several drafters; each round of a request uses a single drafter."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final
 
 from monge.core.context import Context, DraftPlan
@@ -76,7 +76,7 @@ class PoolState:
     counterfactuals: tuple[CounterfactualDraft, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, init=False)
 class Pool(DrafterPool[PoolState], PieceReader[PoolState]):
     """Several drafters; a round uses the drafter that its plan names, else the first with a proposal.
 
@@ -109,41 +109,41 @@ class Pool(DrafterPool[PoolState], PieceReader[PoolState]):
 
     drafters: Mapping[str, AnyDrafter] = field(init=False)
     min_nodes: int = 1
-    _all: tuple[AnyDrafter, ...] = field(init=False, repr=False, compare=False)
-    _known: list[Capabilities] = field(init=False, repr=False, compare=False)
     _opened: dict[int, set[int]] = field(init=False, repr=False, compare=False)
 
     def __init__(self, *drafters: AnyDrafter | str, min_nodes: int = 1) -> None:
-        every = tuple(DRAFTERS.of(drafter) for drafter in drafters)
+        every = [DRAFTERS.of(drafter) for drafter in drafters]
         if any(isinstance(drafter, DrafterPool) for drafter in every):
             raise OptionError("pool: a pool cannot be in a pool; list its drafters instead")
         texts = [repr(drafter) for drafter in every]
-        count = Counter(text.partition("(")[0] for text in texts)
-        names = [
-            text if count[text.partition("(")[0]] > 1 else text.partition("(")[0] for text in texts
+        names = [text.partition("(")[0] for text in texts]
+        labels = [
+            text if names.count(name) > 1 else name for name, text in zip(names, texts, strict=True)
         ]
-        if len(every) < 2 or len(set(names)) < len(every):
+        if len(every) < 2 or len(set(labels)) < len(every):
             raise OptionError(
                 "pool: give at least two different drafters, as in pool(ngram, model) or "
                 f"pool(ngram(max_ngram=5), suffix, none); got {', '.join(texts) or 'none'}"
             )
         check_bounds("pool", min_nodes=min_nodes)
-        own = {"min_nodes": min_nodes, "_all": every, "_known": [], "_opened": {}}
-        for key, value in ({"drafters": dict(zip(names, every, strict=True))} | own).items():
-            object.__setattr__(self, key, value)
+        object.__setattr__(self, "drafters", dict(zip(labels, every, strict=True)))
+        object.__setattr__(self, "min_nodes", min_nodes)
+        object.__setattr__(self, "_opened", {})
 
     def __repr__(self) -> str:
         settings = [f"min_nodes={self.min_nodes}"] if self.min_nodes != 1 else []
         return f"pool({', '.join([*map(repr, self._all), *settings])})"
 
-    @property
-    def _can(self) -> list[Capabilities]:
-        """Capabilities of the drafters, asked for once they have their networks."""
-        if not self._known:
-            self._known.extend([member.capabilities for member in self._all])
-        return self._known
+    @cached_property
+    def _all(self) -> tuple[AnyDrafter, ...]:
+        return tuple(self.drafters.values())
 
-    @property
+    @cached_property
+    def _can(self) -> tuple[Capabilities, ...]:
+        """Capabilities of the drafters, which need their networks for them."""
+        return tuple(member.capabilities for member in self._all)
+
+    @cached_property
     def _readers(self) -> list[int]:
         """Indices of the drafters whose networks read prompts in chunks."""
         return [index for index in self._networks if piece_reader(self._all[index]) is not None]

@@ -9,7 +9,6 @@ from typing import Any, Final
 import torch
 
 from monge.control.base import AnyController, Reads, SharedState
-from monge.control.latency import Latency
 from monge.core.errors import (
     OptionError,
     ProposalMismatchError,
@@ -51,8 +50,7 @@ class Components:
             `controller`.
         draft_models: Networks that the drafter runs, for the accounting of forward times.
         alternatives: Gives verifiers by name, to be named where `rule` does not fit the drafter.
-        shared: What controllers keep beyond a request; the only component that changes. See
-            `first_state`.
+        shared: What controllers keep beyond a request; the only component that changes.
         lock: Held during a round, so that threads which share a decoder take turns.
 
     Raises:
@@ -93,7 +91,7 @@ class Components:
             raise UnsupportedModelError(
                 f"trees are not possible: {self.target.why_no_tree}; use tree='chain'"
             )
-        for controller in self.every_controller:
+        for controller in (self.controller, *self.controllers.values()):
             for name in controller.reads - frozenset(Reads):
                 raise unknown_name(f"value of {type(controller).__name__}.reads:", name, Reads)
         if self.target.max_length is not None and can.max_depth >= self.target.max_length:
@@ -147,14 +145,8 @@ class Components:
     @property
     def reads(self) -> frozenset[Reads]:
         """Information that the plans of any of the controllers may depend on."""
-        return frozenset(
-            Reads(name) for controller in self.every_controller for name in controller.reads
-        )
-
-    @property
-    def every_controller(self) -> tuple[AnyController, ...]:
-        """The controller of requests that name none, and those that may be named."""
-        return (self.controller, *self.controllers.values())
+        controllers = (self.controller, *self.controllers.values())
+        return frozenset(Reads(name) for controller in controllers for name in controller.reads)
 
     @property
     def controller_name(self) -> str:
@@ -272,19 +264,3 @@ class Components:
     def forward_s(self) -> float:
         """Seconds spent so far inside the forwards of all networks."""
         return self.target.forward_s + sum(model.forward_s for model in self.draft_models)
-
-
-def first_state(
-    drafter: AnyDrafter, controllers: Iterable[AnyController], latency: Latency | None = None
-) -> SharedState:
-    """Return what controllers share before the first request.
-
-    Args:
-        drafter: The drafter, with its networks.
-        controllers: All controllers of the decoder.
-        latency: Times of rounds; without it, controllers that read them start from a guess.
-    """
-    if latency is None and any(Reads.LATENCY in controller.reads for controller in controllers):
-        latency = Latency()
-    members = drafter.members if isinstance(drafter, DrafterPool) else ()
-    return SharedState(latency, members=members, max_depth=drafter.capabilities.max_depth)
