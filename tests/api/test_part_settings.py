@@ -115,7 +115,7 @@ WRITTEN = [
         *WRITTEN,
         *((room, name) for room in ROOMS.values() for name in room if name != "pool"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else value.kind,
 )
 def test_a_part_is_shown_as_the_text_that_gives_it(room, text):
     part = room.of(text)
