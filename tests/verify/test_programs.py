@@ -9,6 +9,7 @@ import torch
 from monge.core.draws import SeededDraws
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.law import Law, SparseLaw, trusted_law
+from monge.core.model import launched
 from monge.core.proposal import (
     Deterministic,
     Iid,
@@ -20,7 +21,7 @@ from monge.core.proposal import (
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tree import GrowingTree, TokenTree
 from monge.verify.base import as_verifier
-from monge.verify.problem import ScoredTree, launched
+from monge.verify.problem import ScoredTree
 from monge.verify.registry import VERIFIERS
 from tests.engine import pretend
 
