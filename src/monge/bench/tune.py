@@ -51,9 +51,9 @@ def grid(*, drafter: str | None, is_greedy: bool, further: Sequence[str] = ()) -
         has_tree = any("tree" in options_of(member) for member in drafters_in(name))
         # A greedy target accepts the token that it ranks first: drawing candidates only misses it.
         shapes = (*_TREES, *(() if is_greedy else _DRAWN)) if has_tree else ()
-        for parts, controller in product(shapes or ("",), _CONTROLLERS):
-            told = (f"drafter={name}", parts, f"controller={controller}")
-            arms.append(", ".join(filter(None, told)))
+        for shape, controller in product(shapes or ("",), _CONTROLLERS):
+            parts = (f"drafter={name}", shape, f"controller={controller}")
+            arms.append(", ".join(filter(None, parts)))
     return arms
 
 
