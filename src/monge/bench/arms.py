@@ -276,14 +276,14 @@ def named_arm(text: str) -> MongeArm:
         OptionError: If it cannot be read, or names a part, setting or value that does not exist, or
             a part twice.
     """
-    name, found = "", _parts(text)
-    if found is None:
+    name, parts = "", _parts(text)
+    if parts is None:
         name, _, rest = text.partition(":")
-        found = _parts(rest) if name.strip() and name != text else None
-    if found is None:
+        parts = _parts(rest) if name.strip() and name != text else None
+    if parts is None:
         raise OptionError(f"cannot read arm {text!r}; {_FORM}")
     settings = dict[str, Any]()
-    for key, value in found:
+    for key, value in parts:
         if key in settings:
             raise OptionError(f"arm {text!r}: {key} is given twice; leave one out")
         settings[key] = _checked(text, key, value)

@@ -119,7 +119,7 @@ def summary(measurements: Sequence[Measurement], *, batch_size: int) -> dict[str
     """
     parts: dict[str, dict[str, Any]] = {}
     pooled: list[StepRecord] = []
-    for temperature in dict.fromkeys(one.work.temperature for one in measurements):
+    for temperature in dict.fromkeys(part.place["temperature"] for part in measurements):
         ours = find(measurements, DEFAULT, temperature, batch_size)
         assisted = best_assisted(measurements, temperature, batch_size)
         over_plain = speedup(ours, find(measurements, PLAIN, temperature, batch_size))

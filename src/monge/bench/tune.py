@@ -51,9 +51,9 @@ def grid(*, drafter: str | None, is_greedy: bool, further: Sequence[str] = ()) -
         has_tree = "tree" in settings_of(name)
         # A greedy target accepts the token that it ranks first: drawing candidates only misses it.
         shapes = (*_TREES, *(() if is_greedy else _DRAWN)) if has_tree else ()
-        for parts, controller in product(shapes or ("",), _CONTROLLERS):
-            told = (f"drafter={name}", parts, f"controller={controller}")
-            arms.append(", ".join(filter(None, told)))
+        for shape, controller in product(shapes or ("",), _CONTROLLERS):
+            parts = (f"drafter={name}", shape, f"controller={controller}")
+            arms.append(", ".join(filter(None, parts)))
     return arms
 
 

@@ -315,7 +315,7 @@ def train_eagle3(
         device, num_states = by.device, (len(layers) + 1) * sizes.hidden_size
         size = 2 * num_states * sum(len(prompt) + len(answer) for prompt, answer in some)
         has_room = device.type == "cuda" and 2 * size < torch.cuda.mem_get_info(device)[0]
-        found = read_texts(
+        texts = read_texts(
             feature_model(by),
             some,
             layers,
@@ -326,7 +326,7 @@ def train_eagle3(
             device=device if has_room else "cpu",
             on_rows=watch.on_read,
         )
-        return replace(found, log_z=_log_z(by, found.states))
+        return replace(texts, log_z=_log_z(by, texts.states))
 
     measured, chosen = read(pairs[:count]), read(pairs[count : 2 * count][:_LOOK])
     fitted = read(pairs[2 * count :], quick)

@@ -247,7 +247,7 @@ def read_texts(
     """
     cut = [((*prompt, *answer)[:longest], len(prompt)) for prompt, answer in texts]
     cut = [(text, given) for text, given in cut if len(text) - given >= least]
-    cut.sort(key=lambda one: len(one[0]))
+    cut.sort(key=lambda pair: len(pair[0]))
     starts = [0, *accumulate(len(text) for text, _ in cut)]
     watched, kept = target.watch((*layers, target.num_layers)), torch.empty(0)
     for first in range(0, len(cut), batch_size):
