@@ -29,11 +29,8 @@ class Letters:
     """A tokenizer whose tokens are letters; other characters are dots."""
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        return {
-            "input_ids": [
-                max(ALPHABET.find(letter), 0) or ALPHABET.index(".") for letter in text.lower()
-            ]
-        }
+        places = [max(ALPHABET.find(letter), 0) for letter in text.lower()]
+        return {"input_ids": [place or ALPHABET.index(".") for place in places]}
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         text = "".join(ALPHABET[int(token)] for token in token_ids)
@@ -78,13 +75,8 @@ def live(app: FastAPI, limits: ConnectionLimits | None = None) -> Iterator[str]:
     """The application behind a real socket; gives its address."""
     listener = listen("127.0.0.1", 0)
     url = url_of(listener)
-    server = DrainingServer(
-        app,
-        ServeOptions(drain_s=0),
-        limits=limits,
-        log_level="critical",
-        timeout_graceful_shutdown=5,
-    )
+    options = {"log_level": "critical", "timeout_graceful_shutdown": 5}
+    server = DrainingServer(app, ServeOptions(drain_s=0), limits=limits, **options)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
