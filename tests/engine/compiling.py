@@ -13,11 +13,8 @@ import pytest
 from monge.backends.cpu.compiled import pending_forward
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE
 
-MISSING = {
-    "compiled": None
-    if any(map(shutil.which, ("c++", "g++", "clang++")))
-    else "there is no C++ compiler",
-}
+HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
+MISSING = {"compiled": None if HAS_COMPILER else "there is no C++ compiler"}
 
 
 def compile_forward(network, layers=()):

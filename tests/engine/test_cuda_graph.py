@@ -1,6 +1,5 @@
 """Steps captured as CUDA graphs: the same logits, each graph captured once, on a simulated device."""
 
-import copy
 import gc
 import warnings
 import weakref
@@ -29,6 +28,7 @@ from monge.engine.models.network_facts import OutputLayer
 from monge.engine.models.tree_cache import RECORDED_ROOM, TreeCache
 from monge.heads.readers.registry import load_head
 from tests.engine import pretend
+from tests.engine.pretend import placed
 from tests.engine.tiny import network, perturbed, prompts
 from tests.heads.readers.published import KINDS, steps_of
 from tests.parity.comparing import RandomGrowth
@@ -36,16 +36,6 @@ from tests.parity.comparing import RandomGrowth
 TRUNCATED = {"temperature": 0.8, "top_p": 0.9}
 LARGEST_DIFFERENCE = 5e-5
 """Allowed between float32 forwards in another order of summation; as for the eager backend."""
-
-
-@pytest.fixture
-def device():
-    with pretend.device() as name:
-        yield name
-
-
-def placed(model, device):
-    return copy.deepcopy(model).to(device)
 
 
 def captured_model(model, capture):
@@ -80,9 +70,8 @@ def assert_equal_rounds(models, blocks, kept):
 def test_captured_logits_are_those_of_the_network(device, name, attention):
     capture, own = pretend.Rerun(), placed(network(name, attention), device)
     step = capture_forward(own, capture)
-    growth = RandomGrowth(
-        own, prompts((9, 4, 6), seed=1), seed=2, reference=network(name, attention), step=step
-    )
+    models = {"reference": network(name, attention), "step": step}
+    growth = RandomGrowth(own, prompts((9, 4, 6), seed=1), seed=2, **models)
     before = capture.num_captured
     differences = [growth.round(compare=True) for _ in range(6)]
     assert growth.non_prefix_commits > 6, "the rounds were to move columns of the cache"
@@ -387,11 +376,8 @@ def test_logits_of_a_step_survive_the_next_replay(device):
 def test_captured_hidden_states_are_those_of_the_network(device):
     target = network("llama", "sdpa")
     own, capture = placed(target, device), pretend.Rerun()
-    ours = HfTreeModel(
-        own,
-        capture_forward(own, capture),
-        lambda layers: capture_forward(own, capture, layers),
-    )
+    watched = partial(capture_forward, own, capture)
+    ours = HfTreeModel(own, capture_forward(own, capture), watched)
     states = []
     for model in (HfTreeModel(target), ours):
         watched = model.watch((0, 1))
@@ -415,21 +401,15 @@ class Deaf(pretend.Rerun):
 
 class TestRefusals:
     def test_a_recording_that_is_wrong(self, device):
-        with pytest.raises(
-            BackendError, match="captured, has other logits than the network: .* from a float64 run"
-        ):
+        reason = "captured, has other logits than the network: .* from a float64 run"
+        with pytest.raises(BackendError, match=reason):
             capture_forward(placed(network("llama", "sdpa"), device), Deaf())
 
     def test_a_network_that_waits_for_a_number(self, device):
         own = placed(network("llama", "sdpa"), device)
-        own.model.norm.register_forward_pre_hook(
-            lambda module, inputs: float(inputs[0].sum()) and None
-        )
-        with pytest.raises(
-            BackendError,
-            match=r"LlamaForCausalLM cannot be captured: "
-            r"RuntimeError: .* waits for a number",
-        ):
+        own.model.norm.register_forward_pre_hook(lambda _, inputs: float(inputs[0].sum()) and None)
+        reason = "LlamaForCausalLM cannot be captured: RuntimeError: .* waits for a number"
+        with pytest.raises(BackendError, match=reason):
             capture_forward(own, pretend.Rerun())
 
     @pytest.mark.parametrize(
@@ -500,6 +480,15 @@ class TestModules:
 
 
 class TestTexts:
+    @pytest.fixture
+    def captures(self, monkeypatch):
+        """Captures of the decoders that are loaded; functions are captured soon."""
+        made = []
+        make = lambda _: made.append(pretend.Rerun()) or made[-1]  # noqa: E731
+        monkeypatch.setattr(cuda_graph, "GraphCapture", make)
+        monkeypatch.setattr(cuda_graph, "FunctionGraphs", partial(FunctionGraphs, few_calls=2))
+        return made
+
     @pytest.mark.parametrize(
         ("tree", "rules"),
         [
@@ -508,21 +497,15 @@ class TestTexts:
             ("fixed_width((2, 2))", {"temperature": 1.0}),
         ],
     )
-    def test_are_those_of_the_host(self, device, monkeypatch, tree, rules):
-        captures = []
-        monkeypatch.setattr(
-            cuda_graph, "GraphCapture", lambda _: captures.append(pretend.Rerun()) or captures[-1]
+    def test_are_those_of_the_host(self, device, captures, tree, rules):
+        pair, settings = (
+            (network("llama", "sdpa"), perturbed(network("llama", "sdpa"))),
+            {"tree": tree},
         )
-        monkeypatch.setattr(cuda_graph, "FunctionGraphs", partial(FunctionGraphs, few_calls=2))
-        target, draft = network("llama", "sdpa"), perturbed(network("llama", "sdpa"))
-        expected = written(monge.load(target, draft, tree=tree, controller="fixed"), rules)
-        decoder = monge.load(
-            placed(target, device),
-            placed(draft, device),
-            tree=tree,
-            backend="compiled",
-            controller="fixed",
-        )
+        settings["controller"] = "fixed"
+        expected = written(monge.load(*pair, **settings), rules)
+        own = [placed(model, device) for model in pair]
+        decoder = monge.load(*own, backend="compiled", **settings)
         counts = [capture.num_captured for capture in captures]
         assert written(decoder, rules) == expected
         (before, *other), (after, *same) = counts, [one.num_captured for one in captures]
@@ -532,12 +515,7 @@ class TestTexts:
         assert len(captures) == 2
 
     @pytest.mark.parametrize("rules", [{"temperature": 0}, TRUNCATED])
-    def test_with_a_head_are_those_of_the_host(self, device, monkeypatch, tmp_path, rules):
-        captures = []
-        monkeypatch.setattr(
-            cuda_graph, "GraphCapture", lambda _: captures.append(pretend.Rerun()) or captures[-1]
-        )
-        monkeypatch.setattr(cuda_graph, "FunctionGraphs", partial(FunctionGraphs, few_calls=2))
+    def test_with_a_head_are_those_of_the_host(self, device, captures, tmp_path, rules):
         target = network("llama", "sdpa")
         KINDS["eagle3"](32, target.config.vocab_size).write(tmp_path)
         settings = {"tree": "chain(3)", "controller": "fixed"}
@@ -555,23 +533,19 @@ class TestTexts:
         self, device, monkeypatch, caplog, drafter, nodes
     ):
         monkeypatch.setattr(cuda_graph, "GraphCapture", lambda _: pretend.Rerun())
+        target = placed(network("llama", "sdpa"), device)
         with caplog.at_level("INFO", logger="monge"):
-            monge.load(
-                placed(network("llama", "sdpa"), device), drafter=drafter, backend="compiled"
-            )
+            monge.load(target, drafter=drafter, backend="compiled")
         (told,) = (one.message for one in caplog.records if "CUDA graphs captured" in one.message)
         assert f"and {nodes} node" in told
 
     def test_what_cannot_be_recorded_runs_as_it_is(self, device):
         target = network("llama", "sdpa")
-        with pytest.warns(
-            UserWarning,
-            match="backend 'compiled' is not used, the network runs eagerly: steps on meta",
-        ):
+        reason = "backend 'compiled' is not used, the network runs eagerly: steps on meta"
+        with pytest.warns(UserWarning, match=reason):
             decoder = monge.load(placed(target, device), drafter="none", backend="compiled")
-        assert written(decoder, {"temperature": 0}) == written(
-            monge.load(target, drafter="none"), {"temperature": 0}
-        )
+        plain = monge.load(target, drafter="none")
+        assert written(decoder, {"temperature": 0}) == written(plain, {"temperature": 0})
 
 
 def written(decoder, rules):
@@ -581,10 +555,7 @@ def written(decoder, rules):
 
 def test_chains_behind_logits_of_another_type_are_left_to_levels():
     """Rounded to the type of the graph, they would be another law."""
-    starts, shape = (
-        torch.tensor([4]),
-        LevelShape(widths=(1, 1), kind=Iid),
-    )
+    starts, shape = torch.tensor([4]), LevelShape(widths=(1, 1), kind=Iid)
     chain = ChainGraph(pretend.Rerun(), lambda *_: torch.zeros(1, 1, 7), starts, "plain", None)
     uniforms = torch.zeros(1, 2, dtype=torch.float64)
     for dtype, is_drawn in ((torch.float32, True), (torch.float64, False)):

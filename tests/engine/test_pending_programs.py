@@ -138,9 +138,8 @@ def test_loading_a_pair_announces_both_at_once_and_before_the_first_request(said
         def sequence_model(self, network):
             return model_of(network)
 
-    decoder = monge.load(
-        target(), perturbed(target()), backend=Fake(), controller="fixed", tree="chain(2)"
-    )
+    settings = {"backend": Fake(), "controller": "fixed", "tree": "chain(2)"}
+    decoder = monge.load(target(), perturbed(target()), **settings)
     assert Program.made == ["step", "step"]
     decoder.generate([(5, 6, 7)], max_new_tokens=4)
     assert Program.made == ["step", "step"]
@@ -163,28 +162,24 @@ class TestMeanwhile:
                 return self.returncode
 
         processes = []
-        monkeypatch.setattr(
-            background_compiler.subprocess,
-            "Popen",
-            lambda *given, **streams: processes.append(Process(*given, **streams)) or processes[-1],
-        )
-        model = model_of(
-            target(), make_module=lambda *given: Program.pending("module", lambda: spoilt)
-        )
+
+        def start(*given, **streams):
+            processes.append(Process(*given, **streams))
+            return processes[-1]
+
+        monkeypatch.setattr(background_compiler.subprocess, "Popen", start)
+        module = lambda *_: Program.pending("module", lambda: spoilt)  # noqa: E731
+        model = model_of(target(), make_module=module)
         spoilt = lambda states: (2 * states,)  # noqa: E731 (a program of other numbers shows that it runs)
         states = torch.ones(1, model.hidden_size)
         eager = HfTreeModel(target())
-        with compiled_by(
-            BackgroundCompiler(compile_programs, {"target": "folder", "tree": "chain"})
-        ):
+        given = compile_programs, {"target": "folder", "tree": "chain"}
+        with compiled_by(BackgroundCompiler(*given)):
             assert torch.equal(read(model), read(eager))
             assert torch.equal(model.unembed(states), eager.unembed(states))
             assert model.program is None
             model.close(0)
-            assert (started, Program.made) == (
-                [(compile_programs, {"target": "folder", "tree": "chain"})],
-                [],
-            )
+            assert (started, Program.made) == ([given], [])
             processes[0].returncode = 0 if failure is None else 1
             if failure is None:  # it stored them
                 Program.expected_s = 0
