@@ -107,6 +107,7 @@ def test_a_clock_ends_an_audit():
         ({"alpha": 0.0}, "alpha must lie between 0 and 1"),
         ({"budget": 0}, "budgets must be positive"),
         ({"minutes": -1.0}, "minutes must be positive"),
+        ({"inconclusive": "pass"}, "must be .fail. or .skip."),
         ({"server": {"model": "m"}}, "name no server"),
     ],
 )
