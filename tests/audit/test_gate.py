@@ -52,14 +52,9 @@ def twin() -> dict[str, object]:
 def test_exact_servers_pass(engine, tmp_path):
     """Defaults of a server are no faults."""
     kind = OwnDefaults if engine == "own defaults" else ToyServer
-    report = assert_lossless(
-        place(kind(EXACT_ENGINES.get(engine, EXACT_ENGINES["plain"]), seed=3)),
-        twin(),
-        budget=1000,
-        situations=SHORT,
-        eos=EOS_NAMES,
-        out=tmp_path / "report.json",
-    )
+    server = place(kind(EXACT_ENGINES.get(engine, EXACT_ENGINES["plain"]), seed=3))
+    options = {"budget": 1000, "situations": SHORT, "eos": EOS_NAMES}
+    report = assert_lossless(server, twin(), **options, out=tmp_path / "report.json")
     assert report.verdict == "lossless"
     assert report.num_tokens >= 1000
     assert json.loads((tmp_path / "report.json").read_text())["num_tokens"] == report.num_tokens
@@ -74,17 +69,11 @@ def test_exact_servers_pass(engine, tmp_path):
     ],
 )
 def test_wrong_servers_fail(name, found, tmp_path):
-    page = tmp_path / "report.html"
+    page, server = tmp_path / "report.html", place(ToyServer(WRONG_ENGINES[name], seed=1))
+    options = {"budget": 6000, "situations": SHORT, "eos": EOS_NAMES}
     message = "(?s)http://toy against http://twin: not lossless"
     with pytest.raises(AssertionError, match=message) as raised:
-        assert_lossless(
-            place(ToyServer(WRONG_ENGINES[name], seed=1)),
-            twin(),
-            budget=6000,
-            situations=SHORT,
-            eos=EOS_NAMES,
-            out=page,
-        )
+        assert_lossless(server, twin(), **options, out=page)
     assert found in page.read_text() or "E-value" in page.read_text()
     text = str(raised.value)
     if found == "log e-value":
@@ -99,10 +88,9 @@ def test_wrong_servers_fail(name, found, tmp_path):
 def test_a_server_that_cannot_be_judged_neither_passes_nor_fails(inconclusive, kind):
     other = ToyTable(5)
     server = ToyServer(PlainEngine(target=other), table=other)
+    options = {"situations": SHORT, "eos": EOS_NAMES, "inconclusive": inconclusive}
     with pytest.raises(kind, match="could not be judged.*same weights"):
-        assert_lossless(
-            place(server), twin(), situations=SHORT, eos=EOS_NAMES, inconclusive=inconclusive
-        )
+        assert_lossless(place(server), twin(), **options)
 
 
 def test_a_clock_ends_an_audit():
@@ -119,21 +107,20 @@ def test_a_clock_ends_an_audit():
         ({"alpha": 0.0}, "alpha must lie between 0 and 1"),
         ({"budget": 0}, "budgets must be positive"),
         ({"minutes": -1.0}, "minutes must be positive"),
+        ({"inconclusive": "pass"}, "must be .fail. or .skip."),
         ({"server": {"model": "m"}}, "name no server"),
     ],
 )
 def test_options_out_of_range_are_refused(options, match):
+    usual = {"server": place(ToyServer(PlainEngine())), "reference": twin()}
     with pytest.raises(OptionError, match=match):
-        assert_lossless(
-            **({"server": place(ToyServer(PlainEngine())), "reference": twin()} | options)
-        )
+        assert_lossless(**usual | options)
 
 
 def test_more_greedy_tokens_are_compared_on_request():
-    server = ToyServer(EXACT_ENGINES["single draft"], seed=5)
-    report = assert_lossless(
-        place(server), local_reference(), budget=600, greedy_budget=500, situations=SHORT
-    )
+    server = place(ToyServer(EXACT_ENGINES["single draft"], seed=5))
+    budgets = {"budget": 600, "greedy_budget": 500}
+    report = assert_lossless(server, local_reference(), **budgets, situations=SHORT)
     assert report.deterministic is not None
     assert 500 <= report.deterministic.num_greedy < 700
 
@@ -174,43 +161,35 @@ def test_an_engine_gives_a_seeded_text_again_and_leaves_the_global_generator_alo
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+A, AB = "--url http://a", "--url http://a --reference-url http://b"
+JUDGED = f"{A} --target built-in"
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ([], "--url, or --engine"),
-        (["--engine", "foo"], f"unknown engine 'foo'; known: {', '.join(STARTED)}"),
-        (["--engine", "monge", "--url", "http://a"], "leave --url and --reference-url out"),
-        (["--engine", LOOKUP, "--tree", "chain"], "options of --engine monge"),
-        (["--engine", LOOKUP, "--draft", "built-in"], "takes no draft model"),
-        (["--engine", ASSISTED, "--target", "."], "needs a draft model"),
-        (["--url", "http://a", "--target", "built-in", "--tree", "chain"], "need --engine"),
-        (
-            ["--url", "http://a", "--reference-url", "http://b", "--draft", "."],
-            "--draft needs --engine or --target",
-        ),
-        (["--url", "http://a"], "either --reference-url or --target"),
-        (
-            ["--url", "http://a", "--target", "built-in", "--reference-url", "http://b"],
-            "either --reference-url or --target",
-        ),
-        (["--url", "http://a/", "--reference-url", "http://a"], "is the audited server"),
-        (
-            ["--url", "http://a", "--target", "built-in", "--alpha", "2"],
-            "alpha must lie between 0 and 1",
-        ),
-        (["--url", "http://a", "--target", "built-in", "--budget", "0"], "--budget"),
-        (
-            ["--url", "http://a", "--target", "built-in", "--situation", "x"],
-            "unknown situation 'x'; known: 'first tokens'",
-        ),
+        ("", "--url, or --engine"),
+        ("--engine foo", f"unknown engine 'foo'; known: {', '.join(STARTED)}"),
+        (f"--engine monge {A}", "leave --url and --reference-url out"),
+        (f"--engine {LOOKUP} --tree chain", "options of --engine monge"),
+        (f"--engine {LOOKUP} --draft built-in", "takes no draft model"),
+        (f"--engine {ASSISTED} --target .", "needs a draft model"),
+        (f"{JUDGED} --tree chain", "need --engine"),
+        (f"{AB} --draft .", "--draft needs --engine or --target"),
+        (A, "either --reference-url or --target"),
+        (f"{AB} --target built-in", "either --reference-url or --target"),
+        ("--url http://a/ --reference-url http://a", "is the audited server"),
+        (f"{JUDGED} --alpha 2", "alpha must lie between 0 and 1"),
+        (f"{JUDGED} --budget 0", "--budget"),
+        (f"{JUDGED} --situation x", "unknown situation 'x'; known: 'first tokens'"),
         *(
-            (["--engine", name], f"start its server with `{HOW_TO_START[name][0].split()[0]}")
-            for name in HOW_TO_START
+            (f"--engine {name}", f"start its server with `{start[0].split()[0]}")
+            for name, start in HOW_TO_START.items()
         ),
     ],
 )
 def test_the_command_refuses(arguments, match):
-    result = CliRunner().invoke(app, ["audit", *arguments])
+    result = CliRunner().invoke(app, ["audit", *arguments.split()])
     assert result.exit_code == 2
     assert match in re.sub(r"\s+", " ", result.stderr)
 
@@ -237,29 +216,19 @@ class LikeLlama(ToyServer):
     def _answer(self, fields: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         given = fields["prompt"]
         text, *ids = [given] if isinstance(given, str) else given
-        asked = {
-            **fields,
-            "prompt": [*Letters()(text)["input_ids"], *ids],
-            "return_tokens_as_token_ids": True,
-            "echo": False,
-        }
-        status, answer = super()._answer(asked)
-        listed = answer["choices"][0].pop("logprobs", None)
-        if listed is not None:
-            rows = zip(
-                listed["tokens"], listed["token_logprobs"], listed["top_logprobs"], strict=True
-            )
-            answer["choices"][0]["logprobs"] = {
-                "content": [
-                    self._entry(name, logprob if place % 2 == 0 else 0.0)
-                    | {
-                        "top_logprobs": [self._entry(*pair) for pair in top.items()]
-                        if place % 2 == 0
-                        else []
-                    }
-                    for place, (name, logprob, top) in enumerate(rows)
-                ]
-            }
+        asked = fields | {"prompt": [*Letters()(text)["input_ids"], *ids], "echo": False}
+        status, answer = super()._answer(asked | {"return_tokens_as_token_ids": True})
+        choice = answer["choices"][0]
+        if (listed := choice.pop("logprobs", None)) is not None:
+            names = ("tokens", "token_logprobs", "top_logprobs")
+            rows = zip(*(listed[name] for name in names), strict=True)
+            content = []
+            for place, (name, logprob, top) in enumerate(rows):
+                is_own = place % 2 == 0  # the others were drafted
+                entries = [self._entry(*pair) for pair in top.items()] if is_own else []
+                entry = self._entry(name, logprob if is_own else 0.0)
+                content.append(entry | {"top_logprobs": entries})
+            choice["logprobs"] = {"content": content}
         return status, answer
 
     @staticmethod
@@ -277,14 +246,9 @@ class LikeLlama(ToyServer):
 )
 def test_a_twin_like_llama_cpp_is_asked_for_every_token(engine, verdict):
     settings = AuditSettings(budget=400, situations=SHORT)
-    report = asyncio.run(
-        audited(
-            place(LikeLlama(engine, seed=3, by_id=True)),
-            place(LikeLlama(EXACT_ENGINES["plain"], by_id=True), "http://twin"),
-            settings,
-            eos={"token_id:0"},
-        )
-    )
+    server = place(LikeLlama(engine, seed=3, by_id=True))
+    other = place(LikeLlama(EXACT_ENGINES["plain"], by_id=True), "http://twin")
+    report = asyncio.run(audited(server, other, settings, eos={"token_id:0"}))
     assert report.verdict == verdict, report.reason
     assert any("log-probabilities" in note for note in report.notes)
 

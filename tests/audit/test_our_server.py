@@ -71,13 +71,9 @@ def judged(parts: Components, budget: int) -> tuple[Report, float]:
 
     Every request has a seed and the controller is fixed, so that the texts depend on nothing else.
     """
-    decoder = Decoder(
-        parts,
-        tokenizer=Tokenizer(),
-        eos_ids=frozenset({END}),
-        max_batch_size=16,
-        chat=InstructionFormat(Tokenizer()),
-    )
+    options = {"eos_ids": frozenset({END}), "max_batch_size": 16}
+    chat = InstructionFormat(Tokenizer())
+    decoder = Decoder(parts, tokenizer=Tokenizer(), chat=chat, **options)
     app = create_app(decoder, ServeOptions(served_model_name="toy"))
     transport = httpx.ASGITransport(app=app)
     played = tuple(replace(one, is_seeded=True) for one in shortened(usual_situations(PROMPTS)))

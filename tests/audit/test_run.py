@@ -25,6 +25,7 @@ from tests.kit.wrong_servers import Letters, ToyServer
 
 PLAIN, GREEDY, OTHER = EXACT_ENGINES["plain"], PlainEngine(is_greedy=True), ToyTable(5)
 SHORT = (Situation(name="short", prompts=PROMPTS),)
+UNJUDGED, ENDLESS = "could not be judged", {"is_local": False, "knows_end": False}
 
 
 def answering(status: int, content: object) -> dict[str, Any]:
@@ -56,9 +57,8 @@ def test_a_server_that_dies_is_described():
                 await plain(scope, receive, send)
 
     async def run() -> None:
-        async with Client(
-            "http://toy", attempts=2, transport=httpx.ASGITransport(app=Dying())
-        ) as client:
+        transport = httpx.ASGITransport(app=Dying())
+        async with Client("http://toy", attempts=2, transport=transport) as client:
             await audit(client, local_reference(), AuditSettings(budget=10**4, situations=SHORT))
 
     said = "status 500: the engine is dead, then ConnectError: refused .in situation 'short', after"
@@ -93,21 +93,11 @@ def test_bad_servers_and_answers_are_errors(options, kind, match):
 @pytest.mark.parametrize(
     ("server", "options", "verdict", "said"),
     [
-        (ToyServer(PLAIN, logprobs=False), {"budget": 300}, "could not be judged", "`logprobs`"),
+        (ToyServer(PLAIN, logprobs=False), {"budget": 300}, UNJUDGED, "`logprobs`"),
         (ToyServer(GREEDY, logprobs=False), {"budget": 1000}, "not lossless", "`logprobs`"),
-        (
-            ToyServer(PlainEngine(target=OTHER), table=OTHER),
-            {},
-            "could not be judged",
-            "same weights",
-        ),
+        (ToyServer(PlainEngine(target=OTHER), table=OTHER), {}, UNJUDGED, "same weights"),
         (ToyServer(PLAIN, table=OTHER), {"budget": 600}, "lossless", "log-probabilities"),
-        (
-            ToyServer(PLAIN),
-            {"budget": 3000, "is_local": False, "knows_end": False},
-            "could not be judged",
-            "--eos",
-        ),
+        (ToyServer(PLAIN), {"budget": 3000} | ENDLESS, UNJUDGED, "--eos"),
     ],
     ids=["no tokens", "greedy, no tokens", "other weights", "wrong log-probabilities", "no end"],
 )
@@ -130,22 +120,14 @@ def test_the_references_of_an_audit_agree():
     async def both() -> None:
         async with client_of(ToyServer(PLAIN)) as client:
             twin = ServerReference(client, eos_names=EOS_NAMES, num_top=12)
+            settings = {}, {"temperature": 0.7, "top_k": 4}, {"top_p": 0.8}
             for seed in range(5):
-                found = await client.complete(
-                    "abc", max_tokens=8, temperature=1.0, logprobs=1, seed=seed
-                )
-                names = token_names(found, EOS_NAMES)
-                for rules in (
-                    SamplingRules(),
-                    SamplingRules(temperature=0.7, top_k=4),
-                    SamplingRules(top_p=0.8),
-                ):
-                    pairs = zip(
-                        await twin.laws("abc", names, rules),
-                        await local_reference().laws("abc", names, rules),
-                        strict=True,
-                    )
-                    for theirs, ours in pairs:
+                options = {"max_tokens": 8, "temperature": 1.0, "logprobs": 1, "seed": seed}
+                names = token_names(await client.complete("abc", **options), EOS_NAMES)
+                for rules in (SamplingRules(**one) for one in settings):
+                    others = await twin.laws("abc", names, rules)
+                    own = await local_reference().laws("abc", names, rules)
+                    for theirs, ours in zip(others, own, strict=True):
                         if theirs is not None and ours is not None:
                             assert theirs.names[:3] == ours.names[:3]
                             assert theirs.probs[:3] == pytest.approx(ours.probs[:3], abs=1e-9)
@@ -209,9 +191,8 @@ def test_a_cancelled_forward_ends_before_the_next_one_begins():
     reference = LocalReference(Slow(TARGET, VOCAB), Letters(), frozenset({END}))
 
     async def both() -> None:
-        first, second = (
-            asyncio.ensure_future(reference.laws("abc", ["a"], SamplingRules())) for _ in range(2)
-        )
+        asked = [reference.laws("abc", ["a"], SamplingRules()) for _ in range(2)]
+        first, second = map(asyncio.ensure_future, asked)
         while not at_once:
             await asyncio.sleep(0.001)
         first.cancel()
@@ -234,10 +215,8 @@ def test_the_page_shows_the_verdict():
 
 @pytest.mark.parametrize(("is_greedy", "status"), [(False, 0), (True, 1)])
 def test_the_command_judges(is_greedy, status, monkeypatch, tmp_path):
-    servers = {
-        "http://a": ToyServer(PlainEngine(is_greedy=is_greedy)),
-        "http://b": ToyServer(PLAIN),
-    }
+    judged = ToyServer(PlainEngine(is_greedy=is_greedy))
+    servers = {"http://a": judged, "http://b": ToyServer(PLAIN)}
     real = Client.__init__
 
     def in_process(self, url, **options):

@@ -42,12 +42,8 @@ QUICKLY_FOUND = [
     "top-k ignored",
     "one seed for all requests",
 ]
-ACCEPTED_QUICKLY = [
-    "plain",
-    "single draft",
-    "logits rounded as in bfloat16",
-    "recursive rejection",
-]
+ACCEPTED_QUICKLY = ["plain", "single draft", "recursive rejection"]
+ACCEPTED_QUICKLY += ["logits rounded as in bfloat16"]
 
 
 def some(names, quick):
@@ -75,18 +71,12 @@ def test_exact_servers_are_accepted(name):
 def test_a_twin_serves_as_reference(by_id):
     right = judge(ToyServer(EXACT["plain"], seed=2, by_id=by_id), budget=1500, is_local=False)
     assert right.verdict == "lossless", right.reason
-    wrong = judge(
-        ToyServer(WRONG_ENGINES["typical acceptance"], seed=2, by_id=by_id),
-        budget=4000,
-        is_local=False,
-    )
+    server = ToyServer(WRONG_ENGINES["typical acceptance"], seed=2, by_id=by_id)
+    wrong = judge(server, budget=4000, is_local=False)
     assert wrong.verdict == "not lossless", wrong.reason
 
 
-MIXED = {
-    "greedy beside sampled": ("temperature",),
-    "top-k beside top-p": ("top_k", "top_p"),
-}
+MIXED = {"greedy beside sampled": ("temperature",), "top-k beside top-p": ("top_k", "top_p")}
 
 
 @pytest.mark.parametrize("name", MIXED)
@@ -143,10 +133,9 @@ def test_a_draft_law_counts_all_ends_and_unnamed_tokens():
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused():
+    target, draft = TabularModel(TARGET, VOCAB), TabularModel(DRAFT, 12)
     with pytest.raises(OptionError, match="the draft model has 12 tokens and the target 13"):
-        LocalReference(
-            TabularModel(TARGET, VOCAB), Letters(), frozenset({END}), draft=TabularModel(DRAFT, 12)
-        )
+        LocalReference(target, Letters(), frozenset({END}), draft=draft)
 
 
 @pytest.mark.parametrize("field", ["structured_outputs", "guided_regex", "regex", "grammar"])

@@ -28,22 +28,21 @@ def test_sampling_rules_give_the_law_of_told_logprobs(rules, masses):
     assert (law.place("b"), law.place("z")) == (1, len(masses) - 1)
 
 
+TIED = {"a": math.log(0.4), "b": math.log(0.3), "c": math.log(0.2999)}
+
+
 @pytest.mark.parametrize(
-    "rules",
+    ("told", "rules"),
     [
-        SamplingRules(temperature=0.5),  # the mass of unnamed tokens at this temperature is unknown
-        SamplingRules(top_p=0.751),  # noise may move the boundary
-        SamplingRules(top_p=0.97),  # the boundary lies among unnamed tokens
+        (TOP, SamplingRules(temperature=0.5)),  # the mass of unnamed tokens at it is unknown
+        (TOP, SamplingRules(top_p=0.751)),  # noise may move the boundary
+        (TOP, SamplingRules(top_p=0.97)),  # the boundary lies among unnamed tokens
+        (TIED, SamplingRules(top_k=2)),
     ],
     ids=str,
 )
-def test_unknown_laws_are_left_out(rules):
-    assert law_of_logprobs(TOP, rules) is None
-
-
-def test_a_tie_at_the_boundary_is_left_out():
-    tied = {"a": math.log(0.4), "b": math.log(0.3), "c": math.log(0.2999)}
-    assert law_of_logprobs(tied, SamplingRules(top_k=2)) is None
+def test_unknown_laws_are_left_out(told, rules):
+    assert law_of_logprobs(told, rules) is None
 
 
 def test_at_most_some_tokens_are_named():

@@ -37,26 +37,13 @@ class LoopEngine:
         self._made = parts
 
     def generate(
-        self,
-        prompt: tuple[int, ...],
-        rules: SamplingRules,
-        max_tokens: int,
-        draws: Draws,
-        *,
-        num_at_once: int,
+        self, prompt: tuple[int, ...], rules: SamplingRules, max_tokens: int, draws: Draws, **_: int
     ) -> list[int]:
         # A seed has the shared clocks that the Gumbel coupling needs.
-        seed = int(draws.uniform() * 2**53)
-        request = Request(
-            prompt_ids=prompt,
-            max_new_tokens=max_tokens,
-            rules=rules,
-            seed=seed,
-            eos_ids=frozenset({END}),
-        )
-        parts: Components = make_components(
-            TabularModel(TARGET, VOCAB), TabularModel(DRAFT, VOCAB), **self._made
-        )
+        options = {"seed": int(draws.uniform() * 2**53), "eos_ids": frozenset({END})}
+        request = Request(prompt_ids=prompt, max_new_tokens=max_tokens, rules=rules, **options)
+        models = TabularModel(TARGET, VOCAB), TabularModel(DRAFT, VOCAB)
+        parts: Components = make_components(*models, **self._made)
         session = Session(request, request_id=0)
         open_sessions([session], parts)
         while session.finish_reason is None:
@@ -98,13 +85,9 @@ def client_of(server: ToyServer, **options: Any) -> Client:
 
 
 def local_reference(*, by_id: bool = False, draft: LawTable | None = None) -> LocalReference:
-    return LocalReference(
-        TabularModel(TARGET, VOCAB),
-        Letters(),
-        frozenset({END}),
-        by_id=by_id,
-        draft=draft and TabularModel(draft, VOCAB),
-    )
+    own = draft and TabularModel(draft, VOCAB)
+    parts = TabularModel(TARGET, VOCAB), Letters(), frozenset({END})
+    return LocalReference(*parts, by_id=by_id, draft=own)
 
 
 def judge(
@@ -133,19 +116,14 @@ def judge(
             structured = dict[str, Any]()
             if is_local and any(one.is_structured for one in played):
                 structured = await structured_fields(client, PROMPTS)
-            settings = AuditSettings(
-                budget=budget, situations=played, naming=naming, structured=structured, **options
-            )
-            return await audit(client, reference, settings)
+            given = {"budget": budget, "naming": naming, "structured": structured, **options}
+            return await audit(client, reference, AuditSettings(situations=played, **given))
 
     return asyncio.run(run())
 
 
 def shortened(played: Any) -> Any:
     """The situations with prompts of the toy tokenizer."""
-    known = {
-        "first tokens": PROMPTS[:2],
-        "shared prefix": ("cabbag", "cabcde", "cabbag"),
-        "long prompt": ("abcdefghijkl" * 8,),
-    }
+    known = {"first tokens": PROMPTS[:2], "shared prefix": ("cabbag", "cabcde", "cabbag")}
+    known["long prompt"] = ("abcdefghijkl" * 8,)
     return tuple(replace(one, prompts=known.get(one.name, one.prompts)) for one in played)

@@ -10,11 +10,8 @@ from monge.bench.runner import Settings
 from monge.core.errors import OptionError
 from monge.prompts import Prompt
 
-PROMPTS = (
-    Prompt(task="a", text="The sea was"),
-    Prompt(task="a", text="Once"),
-    Prompt(task="b", text="Question: why?"),
-)
+TEXTS = ("a", "The sea was"), ("a", "Once"), ("b", "Question: why?")
+PROMPTS = tuple(Prompt(task=task, text=text) for task, text in TEXTS)
 HEADLINE = ("speedup_over_plain", "speedup_over_assisted", "engine_efficiency", "block_efficiency")
 
 

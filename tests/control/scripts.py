@@ -11,11 +11,8 @@ from monge.core.verdict import StepRecord
 
 def chain_round(window: int, accepted: int, **fields: Any) -> StepRecord:
     """A round of a chain with `window` draft tokens."""
-    settings: dict[str, Any] = {
-        "token_ids": (0,) * (accepted + 1),
-        "plan": DraftPlan(max_depth=window),
-        **fields,
-    }
+    settings: dict[str, Any] = {"token_ids": (0,) * (accepted + 1), **fields}
+    settings.setdefault("plan", DraftPlan(max_depth=window))
     return StepRecord(
         num_nodes=window,
         depth=window,

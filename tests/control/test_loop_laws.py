@@ -26,12 +26,7 @@ from monge.verify.registry import VERIFIERS
 
 VOCAB = 3
 TREE_TEXTS = (
-    *(
-        "chain(2)",
-        "chain(2, 'top')",
-        "fixed_width((2, 1), 'iid')",
-        "fixed_width((2, 1), 'without_replacement')",
-    ),
+    *("chain(2)", "chain(2, 'top')", "fixed_width((2, 1), 'iid')", "fixed_width((2, 1))"),
     "paths(2, 2)",
 )
 SETTINGS = {

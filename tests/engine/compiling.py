@@ -16,11 +16,8 @@ from monge.backends.cuda import capture_forward
 from monge.engine.models.forward_program import EagerForward, Forward
 from monge.engine.models.hf_tree import HfTreeModel
 
-MISSING = {
-    "compiled": None
-    if any(map(shutil.which, ("c++", "g++", "clang++")))
-    else "there is no C++ compiler",
-}
+HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
+MISSING = {"compiled": None if HAS_COMPILER else "there is no C++ compiler"}
 
 
 def compile_forward(network, layers=()):

@@ -5,6 +5,7 @@ go wrong: an operation on tensors of two devices raises, a number that the host 
 counted, and recorded work that waits for one raises.
 """
 
+import copy
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -21,13 +22,8 @@ NAME = "meta"
 
 Every build has it, and no other test of the process notices that it is used.
 """
-WAITS = {
-    "aten::_local_scalar_dense",
-    "aten::nonzero",
-    "aten::masked_select",
-    "aten::_unique2",
-    "aten::unique_dim",
-}
+WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select"}
+WAITS |= {"aten::_unique2", "aten::unique_dim"}
 
 waits = Counter()
 """Numbers that the host waited for, by the line of the library that asked."""
@@ -41,14 +37,9 @@ class Tensor(torch.Tensor):
     def __new__(cls, held):
         # Not of inference mode: views of a tensor that was made outside could not be written to.
         with torch.inference_mode(mode=False):
-            return torch.Tensor._make_wrapper_subclass(
-                cls,
-                held.size(),
-                strides=held.stride(),
-                storage_offset=held.storage_offset(),
-                dtype=held.dtype,
-                device=NAME,
-            )
+            layout = {"strides": held.stride(), "storage_offset": held.storage_offset()}
+            kind = {"dtype": held.dtype, "device": NAME}
+            return torch.Tensor._make_wrapper_subclass(cls, held.size(), **layout, **kind)
 
     def __init__(self, held):
         self.held = held
@@ -66,6 +57,11 @@ class Tensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return _run(func, args, kwargs or {})
+
+
+def placed(model, device):
+    """A copy of a network on the device."""
+    return copy.deepcopy(model).to(device)
 
 
 @contextmanager
@@ -116,12 +112,8 @@ class _Makers(TorchFunctionMode):
             return func(*args, **{**kwargs, "device": "cpu"}).to(NAME)
         if func is torch.Tensor.__getitem__ and isinstance(args[0], Tensor):
             places = args[1] if isinstance(args[1], tuple) else (args[1],)
-            return func(
-                args[0],
-                tuple(
-                    torch.tensor(one).to(NAME) if isinstance(one, list) else one for one in places
-                ),
-            )
+            lists = [torch.tensor(one).to(NAME) if isinstance(one, list) else one for one in places]
+            return func(args[0], tuple(lists))
         if func is torch.Tensor.new_tensor and isinstance(args[0], Tensor):
             return torch.tensor(*args[1:], **{"dtype": args[0].dtype, **kwargs}).to(NAME)
         return func(*args, **kwargs)
@@ -150,10 +142,8 @@ def _run(func, args, kwargs):
             _wait(name)
     elif ours:
         strangers = [one for one in tensors if not isinstance(one, Tensor) and one.ndim]
-        assert not strangers, (
-            f"{name} has tensors of two devices: {[tuple(one.shape) for one in strangers]} are on "
-            "the host"
-        )
+        shapes = [tuple(one.shape) for one in strangers]
+        assert not strangers, f"{name} has tensors of two devices: {shapes} are on the host"
         picks = name == "aten::index" and any(
             one is not None and one.dtype == torch.bool for one in args[1]
         )
@@ -203,16 +193,14 @@ def _placed(one):
 def _moved(func, args, kwargs):
     source = args[0]
     goal = kwargs.get("device", source.device)
-    copy = func(
-        source.held if isinstance(source, Tensor) else source, **{**kwargs, "device": "cpu"}
-    )
+    moved = func(_held(source), **{**kwargs, "device": "cpu"})
     if _is_ours(goal):
         if not isinstance(source, Tensor) and not kwargs.get("non_blocking"):
             _wait(func._schema.name)
-        return Tensor(copy)
+        return Tensor(moved)
     if isinstance(source, Tensor):
         _wait(func._schema.name)
-    return copy
+    return moved
 
 
 def _is_asynchronous(args, kwargs):

@@ -18,48 +18,32 @@ NUM_TOKENS = 15
 
 
 def decoder(max_batch_size=8, **options):
-    target = network("llama")
-    return monge.load(
-        target,
-        perturbed(target),
-        max_batch_size=max_batch_size,
-        **{"controller": "fixed", **options},
-    )
+    options = {"controller": "fixed", "max_batch_size": max_batch_size, **options}
+    return monge.load(network("llama"), perturbed(network("llama")), **options)
 
 
 def run(parts, requests, order, max_batch_size):
     sessions = [Session(requests[number], request_id=slot) for slot, number in enumerate(order)]
     for _ in decode(sessions, parts, max_batch_size=max_batch_size):
         pass
-    return {
-        number: result_of(session, "eager") for number, session in zip(order, sessions, strict=True)
-    }
+    results = [result_of(session, "eager") for session in sessions]
+    return dict(zip(order, results, strict=True))
 
 
 @pytest.mark.parametrize("tree", ["chain(4)", "fixed_width((3, 2, 1))", "best_first"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_neighbours_and_places_change_nothing(tree, temperature):
     whole = decoder(tree=tree)
-    requests = whole.requests(
-        PROMPTS, max_new_tokens=NUM_TOKENS, temperature=temperature, seed=3, ignore_eos=True
-    )
+    requests = whole.requests(PROMPTS, temperature=temperature, seed=3, ignore_eos=True)
+    sizes = [NUM_TOKENS - 2 * row for row in range(7)]
     requests = [
-        replace(request, max_new_tokens=NUM_TOKENS - 2 * row)
-        for row, request in enumerate(requests)
+        replace(request, max_new_tokens=size) for request, size in zip(requests, sizes, strict=True)
     ]
-    in_order = run(whole.components, requests, list(range(7)), max_batch_size=7)
-    permuted = run(whole.components, requests, [4, 2, 6, 0, 5, 1, 3], max_batch_size=7)
-    joining = run(whole.components, requests, [6, 5, 4, 3, 2, 1, 0], max_batch_size=2)
-    alone = run(whole.components, requests, list(range(7)), max_batch_size=1)
-    for number in range(7):
-        tokens = in_order[number].token_ids
-        assert len(tokens) == NUM_TOKENS - 2 * number
-        assert (
-            permuted[number].token_ids
-            == joining[number].token_ids
-            == alone[number].token_ids
-            == tokens
-        )
+    ways = ([*range(7)], 7), ([4, 2, 6, 0, 5, 1, 3], 7), ([*range(7)][::-1], 2), ([*range(7)], 1)
+    in_order, *others = [run(whole.components, requests, order, size) for order, size in ways]
+    assert [len(in_order[number].token_ids) for number in range(7)] == sizes
+    for other in others:
+        assert all(other[row].token_ids == in_order[row].token_ids for row in range(7))
     accepted = {record.num_accepted for result in in_order.values() for record in result.records}
     assert len(accepted) > 2, "acceptance was to be ragged"
     assert whole.components.target.cache_bytes == 0, "a model without texts holds no cache"

@@ -58,19 +58,16 @@ def through_data(model):
 
 def replaced_layer(model):
     attention = model.model.layers[0].self_attn
-    attention.v_proj = torch.nn.Linear(
-        attention.v_proj.in_features, attention.v_proj.out_features, bias=False
-    )
+    old = attention.v_proj
+    attention.v_proj = torch.nn.Linear(old.in_features, old.out_features, bias=False)
     torch.nn.init.ones_(attention.v_proj.weight)
 
 
 def swapped_layers(model):
-    layers = model.model.layers
-    layers[0].mlp, layers[1].mlp = layers[1].mlp, layers[0].mlp
-    layers[0].self_attn.k_proj, layers[0].self_attn.v_proj = (
-        layers[0].self_attn.v_proj,
-        layers[0].self_attn.k_proj,
-    )
+    first, second = model.model.layers
+    first.mlp, second.mlp = second.mlp, first.mlp
+    own = first.self_attn
+    own.k_proj, own.v_proj = own.v_proj, own.k_proj
 
 
 def added_bias(model):
@@ -92,11 +89,8 @@ def scale(model):
 
 def another_class(model):
     kind = type(model.model.norm)
-    model.model.norm.__class__ = type("Turned", (kind,), {"forward": turned(kind.forward)})
-
-
-def turned(forward):
-    return lambda self, states: -forward(self, states)
+    turned = {"forward": lambda self, states: -kind.forward(self, states)}
+    model.model.norm.__class__ = type("Turned", (kind,), turned)
 
 
 CHANGES = [step_of_an_optimizer, copied_weights, one_matrix]

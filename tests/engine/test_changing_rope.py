@@ -21,11 +21,8 @@ from tests.engine.tiny import COMMON, VOCAB, perturbed
 pytestmark = pytest.mark.filterwarnings("ignore:the rotary embedding of")
 
 LIMIT = 24
-LONG: dict[str, Any] = {
-    "rope_type": "longrope",
-    "rope_theta": 100.0,
-    "original_max_position_embeddings": LIMIT,
-}
+LONG: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 100.0}
+LONG |= {"original_max_position_embeddings": LIMIT}
 LONG |= {"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0], "factor": 4.0}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
 NETWORKS = {
@@ -48,9 +45,8 @@ def prompt(length: int) -> list[int]:
 
 def expected(name: str, token_ids: list[int], count: int) -> list[int]:
     """The text that plain `generate` of a fresh network writes."""
-    text = network(name).generate(
-        torch.tensor([token_ids]), max_new_tokens=count, do_sample=False, eos_token_id=None
-    )
+    options = {"max_new_tokens": count, "do_sample": False, "eos_token_id": None}
+    text = network(name).generate(torch.tensor([token_ids]), **options)
     return text[0, len(token_ids) :].tolist()
 
 
@@ -70,15 +66,8 @@ def test_texts_are_those_of_the_host(name, kind, drafter):
         draft = HfTreeModel(perturbed(net))
         options["tree"] = "chain(4)"
     decoder = Decoder(make_components(kind(net), draft, **options))
-    for length, count in (
-        (8, 30),
-        (LIMIT - 3, 9),
-        (LIMIT - 1, 6),
-        (LIMIT, 6),
-        (LIMIT + 1, 6),
-        (50, 9),
-        (9, 8),
-    ):
+    ends = (LIMIT - 3, 9), (LIMIT - 1, 6), (LIMIT, 6), (LIMIT + 1, 6)
+    for length, count in ((8, 30), *ends, (50, 9), (9, 8)):
         text = expected(name, prompt(length), count)
         assert written(decoder, [prompt(length)], count) == [text], (length, count)
 

@@ -12,17 +12,17 @@ from monge.engine.chat_format import (
     NoFormat,
     TemplateFormat,
     chat_format,
-    checked_messages,
 )
 from monge.engine.decoder import Decoder
 from monge.testing.tabular import RandomTable, TabularModel
 
-TURNS = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "Name a colour."},
-    {"role": "assistant", "content": "Red."},
-    {"role": "user", "content": "Another."},
-]
+
+def said(role, content="", **fields):
+    return {"role": role, "content": content, **fields}
+
+
+TURNS = [said("system", "Be brief."), said("user", "Name a colour.")]
+TURNS += [said("assistant", "Red."), said("user", "Another.")]
 TEMPLATE = """{%- if messages[0].role == "assistant" %}{{ raise_exception("no answers") }}{% endif %}
 {%- for m in messages %}<|end|>{{ m.role }}: {{ m.content }}
 {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
@@ -35,10 +35,8 @@ def tokenizer():
 
 def test_the_instruction_format_writes_a_conversation(tokenizer):
     text = tokenizer.decode(InstructionFormat(tokenizer).encode(TURNS))
-    assert (
-        text == "Be brief.\n\nInstruction: Name a colour.\nResponse: Red.\n\nInstruction: "
-        "Another.\nResponse:"
-    )
+    turns = "Instruction: Name a colour.\nResponse: Red.\n\nInstruction: Another.\nResponse:"
+    assert text == f"Be brief.\n\n{turns}"
 
 
 def test_a_chat_template_writes_a_conversation(tokenizer):
@@ -60,11 +58,6 @@ def test_a_template_without_the_users_words_has_no_opening(tokenizer):
         TemplateFormat(tokenizer, "{{ messages[0].content | urlencode }}").opening()
 
 
-def test_a_template_refuses_a_conversation(tokenizer):
-    with pytest.raises(OptionError, match="refuses this conversation: no answers"):
-        TemplateFormat(tokenizer, TEMPLATE).encode([{"role": "assistant", "content": "x"}])
-
-
 PARTS = """{% for m in messages %}{{ m.role }}:{% for part in m.content if part.type == "text" %}
 {{ " " + part.text + "\\n" }}{% endfor %}{% endfor %}assistant:"""
 
@@ -78,17 +71,6 @@ def test_a_template_that_reads_lists_of_parts_gets_them(tokenizer):
 def test_a_template_may_rewrite_a_text(tokenizer):
     form = TemplateFormat(tokenizer, "{{ 'user: ' + messages[0].content.upper() }}")
     assert tokenizer.decode(form.encode(TURNS[1:2])) == "user: NAME A COLOUR."
-
-
-def test_a_conversation_without_a_chat_template_is_refused():
-    with pytest.raises(OptionError, match="no chat template; complete a plain prompt"):
-        NoFormat().encode(TURNS)
-
-
-def test_a_template_cannot_reach_out_of_its_sandbox(tokenizer):
-    template = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
-    with pytest.raises(OptionError, match="does not work: SecurityError"):
-        TemplateFormat(tokenizer, template).encode(TURNS[1:2])
 
 
 def test_the_chat_format_is_chosen_by_option_and_model(tokenizer, tmp_path):
@@ -107,26 +89,30 @@ def test_the_chat_format_is_chosen_by_option_and_model(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("messages", "complaint"),
+    ("template", "turns", "complaint"),
     [
-        ("Hello", "must be a list"),
-        ([], "must be a list"),
-        ([{"role": "user"}], r"messages\[0\] must have a 'role' and a 'content'"),
+        (TEMPLATE, [said("assistant", "x")], "refuses this conversation: no answers"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", TURNS, "does not work: SecurityError"),
+        (None, TURNS, "no chat template; complete a plain prompt"),
+        (TEMPLATE, "Hello", "must be a list"),
+        (TEMPLATE, [], "must be a list"),
+        (TEMPLATE, [{"role": "user"}], r"messages\[0\] must have a 'role' and a 'content'"),
+        (TEMPLATE, [TURNS[0], said("robot", "a")], r"messages\[1\]: the role .*; got 'robot'"),
+        (TEMPLATE, [said("user", ["a"])], "the content must be text; got list"),
         (
-            [TURNS[0], {"role": "robot", "content": "a"}],
-            r"messages\[1\]: the role must be one of "
-            r".*; got 'robot'",
+            TEMPLATE,
+            [said("user", [{"type": "image"}])],
+            r"messages\[0\]: part 0 .* 'image', and on",
         ),
-        ([{"role": "user", "content": ["a"]}], "the content must be text; got list"),
-        (
-            [{"role": "user", "content": [{"type": "image"}]}],
-            r"messages\[0\]: part 0 is of type 'image', and only text is read here",
-        ),
+        (TEMPLATE, [said("function", "a")], r"messages\[0\]: the role must be one of"),
     ],
 )
-def test_malformed_messages_are_refused_by_place(messages, complaint):
+def test_conversations_that_a_format_cannot_write_are_refused(
+    tokenizer, template, turns, complaint
+):
+    form = NoFormat() if template is None else TemplateFormat(tokenizer, template)
     with pytest.raises(OptionError, match=complaint):
-        checked_messages(messages)
+        form.encode(turns)
 
 
 CLOSED = "{% for m in messages %}{{ m.role }}: {{ m.content }} <|end|>\n{% endfor %}assistant:"
@@ -172,9 +158,8 @@ SETTINGS = """{% for m in messages %}{{ m.role }}: {{ m.content }}{% if not loop
 
 def test_settings_of_a_template_and_an_answer_that_goes_on(tokenizer):
     form = TemplateFormat(tokenizer, SETTINGS)
-    assert tokenizer.decode(form.encode(TURNS[1:2], settings={"mood": "merry"})).endswith(
-        "colour. (merry) > "
-    )
+    merry = tokenizer.decode(form.encode(TURNS[1:2], settings={"mood": "merry"}))
+    assert merry.endswith("colour. (merry) > ")
     for settings in ({}, {"mood": "merry"}):
         ids = form.encode(TURNS[1:3], is_continued=True, settings=settings)
         assert tokenizer.decode(ids) == "user: Name a colour. / assistant: Red."
@@ -188,8 +173,14 @@ def test_settings_of_a_template_and_an_answer_that_goes_on(tokenizer):
         form.encode(TURNS, is_continued=True)
 
 
-def said(role, content="", **fields):
-    return {"role": role, "content": content, **fields}
+USERS = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+ALL, ALL_BUT_SYSTEM = "in messages %}", "in messages if m.role != 'system' %}"
+ROLES = {"s": "system", "d": "developer", "u": "user", "a": "assistant"}
+
+
+def chat(turns):
+    """Messages of one word each, as `role word|role word`."""
+    return [said(ROLES[one[0]], one[2:]) for one in turns.split("|")]
 
 
 WITHOUT_DEVELOPERS = """{% for m in messages %}{% if m.role in ("user", "assistant", "system") %}
@@ -210,41 +201,14 @@ OWN_IDS = """{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.t
     [
         (WITHOUT_DEVELOPERS, [said("developer", " A "), said("user", "b")], "system: A\nuser: b\n"),
         (CLOSED, [said("developer", "a")], "system: a <|end|>\nassistant:"),
-        (
-            "{# developer #}" + CLOSED,
-            [said("developer", "a")],
-            "developer: a <|end|>\nassistant:",
-        ),
-        (
-            SYSTEM_FIRST,
-            [said("system", "a"), said("developer", "b"), said("user", "c")],
-            "<<a\n\nb>>\nuser: c\n",
-        ),
-        (
-            SYSTEM_FIRST,
-            [said("system", "a"), said("user", "b"), said("assistant", "c"), said("system", "d")],
-            "<<a>>\nuser: b\nassistant: c\nuser: d\n",
-        ),
+        ("{# developer #}" + CLOSED, chat("d a"), "developer: a <|end|>\nassistant:"),
+        (SYSTEM_FIRST, chat("s a|d b|u c"), "<<a\n\nb>>\nuser: c\n"),
+        (SYSTEM_FIRST, chat("s a|u b|a c|s d"), "<<a>>\nuser: b\nassistant: c\nuser: d\n"),
         (SYSTEM_FIRST, [said("user", "hi there"), said("system", "hi")], "user: hi there\n\nhi\n"),
-        (
-            IN_TURNS,
-            [said("system", "a"), said("system"), said("user", "b"), said("assistant", "c")]
-            + [said("developer", "d"), said("user", "e")],
-            "user: a\n\nb\nassistant: c\nuser: d\n\ne\n",
-        ),
-        (
-            IN_TURNS,
-            [said("user", "a"), said("system", "b"), said("user", "c")],
-            "user: a\n\nb\n\nc\n",
-        ),
+        (IN_TURNS, chat("s a|s |u b|a c|d d|u e"), "user: a\n\nb\nassistant: c\nuser: d\n\ne\n"),
+        (IN_TURNS, chat("u a|s b|u c"), "user: a\n\nb\n\nc\n"),
         (IN_TURNS, [said("system", "a")], "user: a\n"),
-        (
-            PARTS.replace(
-                "{% for m in messages %}", "{% for m in messages if m.role != 'system' %}"
-            ),
-            [said("system", "a"), said("user", "b")],
-            "user: a\n\nb\nassistant:",
-        ),
+        (PARTS.replace(ALL, ALL_BUT_SYSTEM), chat("s a|u b"), "user: a\n\nb\nassistant:"),
         ("{{ messages[0].content | urlencode }}", [said("user", "a b")], "a%20b"),
         ("{{ messages[0].content.split('</think>')[-1] }}", [said("assistant", "a</think>b")], "b"),
         (SYSTEM_FIRST, [said("user", "a"), said("assistant", " ")], "user: a\nassistant:  \n"),
@@ -258,28 +222,16 @@ def test_every_message_is_in_the_text(tokenizer, template, turns, text):
     ("template", "turns", "place", "role"),
     [
         (SYSTEM_FIRST, [said("user", "hi there"), said("tool", "hi")], 1, "tool"),
-        (
-            SYSTEM_FIRST,
-            [said("user", "a"), said("assistant", tool_calls=[{"name": "f"}])],
-            1,
-            "assistant",
-        ),
+        (SYSTEM_FIRST, [*chat("u a"), said("assistant", tool_calls=[{}])], 1, "assistant"),
         (IN_TURNS, [said("user", "a"), said("system", "b"), said("tool", "c")], 2, "tool"),
         ("{{ messages[0].content[:2] }}", [said("user", "abcd")], 0, "user"),
         ("{{ messages[-1].content }}", [said("user", "a"), said("user", "ab")], 0, "user"),
-        (
-            "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
-            [said("user", "a\ufffc1\ufffc"), said("assistant", "a")],
-            1,
-            "assistant",
-        ),
+        (USERS, [said("user", "a\ufffc1\ufffc"), said("assistant", "a")], 1, "assistant"),
     ],
 )
 def test_a_message_without_a_place_is_refused(tokenizer, template, turns, place, role):
     with pytest.raises(OptionError, match=rf"messages\[{place}\]: .*of role '{role}'"):
         TemplateFormat(tokenizer, template).written(turns)
-    with pytest.raises(OptionError, match=r"messages\[0\]: the role must be one of"):
-        TemplateFormat(tokenizer, template).written([said("function", "a")])
 
 
 def test_calls_have_the_ids_that_a_template_takes(tokenizer):

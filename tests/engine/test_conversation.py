@@ -21,11 +21,8 @@ def text_of(conversation, question):
 def test_answers_are_those_of_the_whole_conversation(decoder):
     conversation = Conversation(decoder, system="Be brief.", max_new_tokens=20)
     for question in QUESTIONS:
-        before = [
-            {"role": "system", "content": "Be brief."},
-            *conversation.messages,
-            {"role": "user", "content": question},
-        ]
+        asked = [*conversation.messages, {"role": "user", "content": question}]
+        before = [{"role": "system", "content": "Be brief."}, *asked]
         answer = text_of(conversation, question)
         assert answer == decoder.chat(before, max_new_tokens=20).text
         assert conversation.messages[-1] == {"role": "assistant", "content": answer}

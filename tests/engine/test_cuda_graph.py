@@ -1,6 +1,5 @@
 """Steps captured as CUDA graphs: the same logits, each graph captured once, on a simulated device."""
 
-import copy
 import gc
 import warnings
 import weakref
@@ -37,16 +36,6 @@ from tests.parity.comparing import RandomGrowth
 TRUNCATED = {"temperature": 0.8, "top_p": 0.9}
 LARGEST_DIFFERENCE = 5e-5
 """Allowed between float32 forwards in another order of summation; as for the eager backend."""
-
-
-@pytest.fixture
-def device():
-    with pretend.device() as name:
-        yield name
-
-
-def placed(model, device):
-    return copy.deepcopy(model).to(device)
 
 
 def captured_model(model, capture):
@@ -499,6 +488,15 @@ class TestModules:
 
 
 class TestTexts:
+    @pytest.fixture
+    def captures(self, monkeypatch):
+        """Captures of the decoders that are loaded; functions are captured soon."""
+        made = []
+        make = lambda _: made.append(pretend.Rerun()) or made[-1]  # noqa: E731
+        monkeypatch.setattr(cuda_graph, "GraphCapture", make)
+        monkeypatch.setattr(cuda_graph, "FunctionGraphs", partial(FunctionGraphs, few_calls=2))
+        return made
+
     @pytest.mark.parametrize(
         ("tree", "rules"),
         [
@@ -507,21 +505,15 @@ class TestTexts:
             ("fixed_width((2, 2))", {"temperature": 1.0}),
         ],
     )
-    def test_are_those_of_the_host(self, device, monkeypatch, tree, rules):
-        captures = []
-        monkeypatch.setattr(
-            cuda_graph, "GraphCapture", lambda _: captures.append(pretend.Rerun()) or captures[-1]
+    def test_are_those_of_the_host(self, device, captures, tree, rules):
+        pair, settings = (
+            (network("llama", "sdpa"), perturbed(network("llama", "sdpa"))),
+            {"tree": tree},
         )
-        monkeypatch.setattr(cuda_graph, "FunctionGraphs", partial(FunctionGraphs, few_calls=2))
-        target, draft = network("llama", "sdpa"), perturbed(network("llama", "sdpa"))
-        expected = written(monge.load(target, draft, tree=tree, controller="fixed"), rules)
-        decoder = monge.load(
-            placed(target, device),
-            placed(draft, device),
-            tree=tree,
-            backend="compiled",
-            controller="fixed",
-        )
+        settings["controller"] = "fixed"
+        expected = written(monge.load(*pair, **settings), rules)
+        own = [placed(model, device) for model in pair]
+        decoder = monge.load(*own, backend="compiled", **settings)
         counts = [capture.num_captured for capture in captures]
         assert written(decoder, rules) == expected
         (before, *other), (after, *same) = counts, [one.num_captured for one in captures]
@@ -531,12 +523,7 @@ class TestTexts:
         assert len(captures) == 2
 
     @pytest.mark.parametrize("rules", [{"temperature": 0}, TRUNCATED])
-    def test_with_a_head_are_those_of_the_host(self, device, monkeypatch, tmp_path, rules):
-        captures = []
-        monkeypatch.setattr(
-            cuda_graph, "GraphCapture", lambda _: captures.append(pretend.Rerun()) or captures[-1]
-        )
-        monkeypatch.setattr(cuda_graph, "FunctionGraphs", partial(FunctionGraphs, few_calls=2))
+    def test_with_a_head_are_those_of_the_host(self, device, captures, tmp_path, rules):
         target = network("llama", "sdpa")
         KINDS["eagle3"](32, target.config.vocab_size).write(tmp_path)
         settings = {"tree": "chain(3)", "controller": "fixed"}
@@ -554,23 +541,19 @@ class TestTexts:
         self, device, monkeypatch, caplog, drafter, nodes
     ):
         monkeypatch.setattr(cuda_graph, "GraphCapture", lambda _: pretend.Rerun())
+        target = placed(network("llama", "sdpa"), device)
         with caplog.at_level("INFO", logger="monge"):
-            monge.load(
-                placed(network("llama", "sdpa"), device), drafter=drafter, backend="compiled"
-            )
+            monge.load(target, drafter=drafter, backend="compiled")
         (told,) = (one.message for one in caplog.records if "CUDA graphs captured" in one.message)
         assert f"and {nodes} node" in told
 
     def test_what_cannot_be_recorded_runs_as_it_is(self, device):
         target = network("llama", "sdpa")
-        with pytest.warns(
-            UserWarning,
-            match="backend 'compiled' is not used, the network runs eagerly: steps on meta",
-        ):
+        reason = "backend 'compiled' is not used, the network runs eagerly: steps on meta"
+        with pytest.warns(UserWarning, match=reason):
             decoder = monge.load(placed(target, device), drafter="none", backend="compiled")
-        assert written(decoder, {"temperature": 0}) == written(
-            monge.load(target, drafter="none"), {"temperature": 0}
-        )
+        plain = monge.load(target, drafter="none")
+        assert written(decoder, {"temperature": 0}) == written(plain, {"temperature": 0})
 
 
 def written(decoder, rules):

@@ -15,6 +15,7 @@ from monge.engine.clock import measured_by, num_preparations
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.tree_cache import CAPTURED_ROOM
 from tests.engine import pretend
+from tests.engine.pretend import placed
 from tests.engine.tiny import VOCAB, network, perturbed, prompts
 from tests.heads.readers.published import KINDS, eagle3
 from tests.heads.toy import random_head
@@ -24,26 +25,20 @@ HEADS = ("eagle3", "mtp-qwen", "speculators-dflash", "speculators-dspark")
 TRUNCATED = {"temperature": 0.8, "top_p": 0.9, "top_k": 30, "min_p": 0.01}
 
 
-@pytest.fixture
-def device():
-    with pretend.device() as name:
-        yield name
-
-
-def placed(model, device):
-    return copy.deepcopy(model).to(device)
-
-
 def written(target, draft, settings, rules, count=2):
     decoder = monge.load(target, draft, **{"controller": "fixed", **settings})
     pretend.waits.clear()
     with measured_by(lambda: 0.0):  # a clock that stands teaches controllers nothing
-        results = decoder.generate(
-            list(prompts((9, 4), seed=5)[:count]), max_new_tokens=10, seed=3, **rules
-        )
-    return [result.token_ids for result in results], sum(
-        result.stats.num_rounds for result in results
-    )
+        texts = list(prompts((9, 4), seed=5)[:count])
+        results = decoder.generate(texts, max_new_tokens=10, seed=3, **rules)
+    rounds = sum(result.stats.num_rounds for result in results)
+    return [result.token_ids for result in results], rounds
+
+
+def pair(place=None, family="llama", attention="sdpa"):
+    """A target and a draft model, on the device if it is named."""
+    models = network(family, attention), perturbed(network(family, attention))
+    return models if place is None else [placed(model, place) for model in models]
 
 
 @pytest.mark.parametrize(
@@ -68,9 +63,8 @@ def written(target, draft, settings, rules, count=2):
     ids=str,
 )
 def test_sampled_texts_are_those_of_the_host(device, settings):
-    target, draft = network("llama", "sdpa"), perturbed(network("llama", "sdpa"))
-    expected, _ = written(target, draft, settings, SAMPLED)
-    assert written(placed(target, device), placed(draft, device), settings, SAMPLED)[0] == expected
+    expected, _ = written(*pair(), settings, SAMPLED)
+    assert written(*pair(device), settings, SAMPLED)[0] == expected
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "suffix"])
@@ -115,18 +109,13 @@ def test_cut_laws_of_a_draft_vocabulary(device, tmp_path, verifier, tree):
 
 @pytest.mark.parametrize(
     "rules",
-    [
-        SAMPLED,
-        pytest.param(GREEDY, marks=pytest.mark.slow),
-        pytest.param(TRUNCATED, marks=pytest.mark.slow),
-    ],
+    [SAMPLED, *(pytest.param(rules, marks=pytest.mark.slow) for rules in (GREEDY, TRUNCATED))],
     ids=["sampled", "greedy", "truncated"],
 )
 @pytest.mark.parametrize("name", ["mistral_window", "gemma3", "mixtral", "bloom"])
 def test_every_family_on_a_device_writes_the_text_of_the_cpu(device, name, rules):
-    target, draft = network(name, "eager"), perturbed(network(name, "eager"))
-    expected, _ = written(target, draft, {}, rules)
-    assert written(placed(target, device), placed(draft, device), {}, rules)[0] == expected
+    expected, _ = written(*pair(None, name, "eager"), {}, rules)
+    assert written(*pair(device, name, "eager"), {}, rules)[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -143,16 +132,13 @@ def test_how_often_the_host_waits(device, rules, tree):
     That is whatever the number of requests. Copies to the device that make the host wait for what is
     queued would count too.
     """
-    target, draft = (
-        placed(model, device)
-        for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa")))
-    )
+    models = pair(device)
     settings = {"tree": tree, "max_batch_size": 1}  # one by one, to count rounds
-    _, rounds = written(target, draft, settings, {**rules, "ignore_eos": True})
+    _, rounds = written(*models, settings, {**rules, "ignore_eos": True})
     alone = sum(pretend.waits.values())
     most = 4 if "iid" in tree else 2
     assert rounds < alone <= most * rounds, pretend.waits
-    written(target, draft, {"tree": tree}, {**rules, "ignore_eos": True})
+    written(*models, {"tree": tree}, {**rules, "ignore_eos": True})
     assert sum(pretend.waits.values()) <= 0.8 * alone, pretend.waits
 
 
@@ -161,11 +147,10 @@ def test_how_often_the_host_waits(device, rules, tree):
 def test_the_target_reads_a_chain_before_the_host_knows_its_tokens(
     device, tmp_path, monkeypatch, rules, drafter
 ):
-    own = network("llama", "sdpa")
-    target, draft = placed(own, device), placed(perturbed(own), device)
+    target, draft = pair(device)
     settings = {"tree": "chain(3)", "controller": "fixed"}
     if drafter == "eagle3":
-        KINDS["eagle3"](own.config.hidden_size, VOCAB).write(tmp_path)
+        KINDS["eagle3"](target.config.hidden_size, VOCAB).write(tmp_path)
         draft = tmp_path
     if drafter == "pool":
         settings["drafter"] = "pool('ngram', 'model')"
@@ -173,22 +158,19 @@ def test_the_target_reads_a_chain_before_the_host_knows_its_tokens(
     read, drawn = decoder.components.target.extend, loop.draft_trees
     counts = {"drafts": [], "reads": []}
 
-    def noted(kind, work):
-        def wrapped(*given):
-            if kind == "drafts":
-                counts[kind].append(pretend.waits.total())
-            found = work(*given)
-            if kind == "reads":
-                counts[kind].append(pretend.waits.total())
-            return found
+    def drafting(*given):
+        counts["drafts"].append(pretend.waits.total())
+        return drawn(*given)
 
-        return wrapped
+    def reading(*given):
+        found = read(*given)
+        counts["reads"].append(pretend.waits.total())
+        return found
 
-    monkeypatch.setattr(loop, "draft_trees", noted("drafts", drawn))
-    monkeypatch.setattr(decoder.components.target, "extend", noted("reads", read))
-    decoder.generate(
-        list(prompts((9, 4), seed=5)), max_new_tokens=10, seed=3, ignore_eos=True, **rules
-    )
+    monkeypatch.setattr(loop, "draft_trees", drafting)
+    monkeypatch.setattr(decoder.components.target, "extend", reading)
+    options = {"max_new_tokens": 10, "seed": 3, "ignore_eos": True}
+    decoder.generate(list(prompts((9, 4), seed=5)), **options, **rules)
     assert counts["drafts"] == counts["reads"]
     assert len(set(counts["drafts"])) == len(counts["drafts"]) > 2, "rounds wait, but not there"
 
@@ -207,8 +189,7 @@ def test_chains_that_end_early_for_laws_that_are_not_finite(device):
 
 def test_how_often_the_host_waits_where_nothing_is_chosen(device, tmp_path):
     """A draft model, lookups and heads, each with its default verifier."""
-    target = placed(network("llama", "sdpa"), device)
-    draft = placed(perturbed(network("llama", "sdpa")), device)
+    target, draft = pair(device)
     rules = {**SAMPLED, "ignore_eos": True}
     eagle3(target.config.hidden_size, VOCAB).write(tmp_path)
     for given, settings, most in (
@@ -222,12 +203,8 @@ def test_how_often_the_host_waits_where_nothing_is_chosen(device, tmp_path):
 
 
 def test_how_often_the_host_waits_in_greedy_rounds(device):
-    target, draft = (
-        placed(model, device)
-        for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa")))
-    )
     greedy = {**GREEDY, "ignore_eos": True}
-    _, rounds = written(target, draft, {"tree": "chain(3)"}, greedy, count=1)
+    _, rounds = written(*pair(device), {"tree": "chain(3)"}, greedy, count=1)
     assert sum(pretend.waits.values()) <= 2 * rounds, pretend.waits
 
 

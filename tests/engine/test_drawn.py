@@ -78,9 +78,8 @@ def test_what_is_told_is_the_law_of_the_text(name, parts):
                 continue
             before = torch.softmax(probs.log() / rules.temperature, 0)
             followed = Case(prompt=PROMPT + text[:place], horizon=1, max_new_tokens=1, rules=rules)
-            kept = [
-                next_token for (next_token,), mass in target_law(target, followed).items() if mass
-            ]
+            after = target_law(target, followed)
+            kept = [following for (following,), mass in after.items() if mass]
             assert one.kept_mass == pytest.approx(float(before[kept].sum()), abs=1e-12)
             whole = one.processed + math.log(one.kept_mass)
             assert whole == pytest.approx(math.log(before[token]), abs=1e-12)
@@ -94,17 +93,8 @@ def test_results_tell_it_behind_penalties_and_processors():
     def shifts(token_ids, scores):
         return scores + 0.3 * torch.arange(VOCAB)
 
-    results = decoder.generate(
-        [PROMPT, (2,)],
-        n=2,
-        temperature=0.7,
-        top_k=2,
-        repetition_penalty=1.5,
-        processors=[shifts],
-        logprobs=2,
-        max_new_tokens=9,
-        seed=1,
-    )
+    rules = {"temperature": 0.7, "top_k": 2, "repetition_penalty": 1.5, "processors": [shifts]}
+    results = decoder.generate([PROMPT, (2,)], n=2, logprobs=2, max_new_tokens=9, seed=1, **rules)
     assert len(results) == 4
     for result in results:
         assert result.logprobs is not None

@@ -99,10 +99,8 @@ def test_no_weight_is_stored_twice(name, merged):
     before = {key: weight.untyped_storage().nbytes() for key, weight in target.named_parameters()}
 
     def bytes_held():
-        storages = {
-            w.untyped_storage().data_ptr(): w.untyped_storage() for w in target.parameters()
-        }
-        return sum(storage.nbytes() for storage in storages.values())
+        storages = [weight.untyped_storage() for weight in target.parameters()]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     total = bytes_held()
     first = TracedForward(
@@ -129,9 +127,8 @@ def test_compiled_layers_decode_in_captured_graphs():
     target, compile_, capture = own("llama"), Counting("aot_eager"), pretend.Rerun()
     step = captured_forward(target, capture, (0, 1, 2), LayerCompiler(compile_))
     assert compile_.count
-    growth = RandomGrowth(
-        target, prompts((9, 4, 6), seed=1), seed=2, reference=network("llama", "sdpa"), step=step
-    )
+    given = {"reference": network("llama", "sdpa"), "step": step}
+    growth = RandomGrowth(target, prompts((9, 4, 6), seed=1), seed=2, **given)
     assert max(growth.round(compare=True) for _ in range(4)) < LARGEST_DIFFERENCE
     assert growth.non_prefix_commits > 4
 
@@ -157,9 +154,8 @@ class TestFallback:
         again = captured_forward(target, pretend.Rerun(), (1,), compiler)  # not said again
         assert len(caught) == 1
         assert step.name == again.name == "cuda_graph"
-        growth = RandomGrowth(
-            target, prompts((9,)), seed=2, reference=network("llama", "sdpa"), step=step
-        )
+        given = {"reference": network("llama", "sdpa"), "step": step}
+        growth = RandomGrowth(target, prompts((9,)), seed=2, **given)
         assert growth.round(compare=True) < LARGEST_DIFFERENCE
 
     def test_a_compiler_that_fails(self):
@@ -169,21 +165,15 @@ class TestFallback:
 
             return run
 
-        self.refused(
-            own("llama"),
-            LayerCompiler(broken),
-            "layers are not compiled, CUDA graphs run them as they are: the layers of "
-            "LlamaForCausalLM cannot be compiled: RuntimeError: no compiler was found",
-        )
+        reason = "graphs run them as they are: .*Llama.* be compiled: RuntimeError: no compiler was"
+        self.refused(own("llama"), LayerCompiler(broken), reason)
 
     def test_code_that_cannot_be_compiled(self):
         target = own("llama")
-        target.model.layers[1].mlp.register_forward_pre_hook(
-            lambda module, inputs: torch._dynamo.graph_break()
-        )
-        self.refused(
-            target, LayerCompiler(Counting()), "LlamaForCausalLM cannot be compiled: Unsup"
-        )
+        mlp = target.model.layers[1].mlp
+        mlp.register_forward_pre_hook(lambda module, inputs: torch._dynamo.graph_break())
+        reason = "LlamaForCausalLM cannot be compiled: Unsup"
+        self.refused(target, LayerCompiler(Counting()), reason)
 
     def test_numbers_that_differ(self):
         def wrong(function):

@@ -33,9 +33,8 @@ def code(request, tmp_path_factory):
             patch.setattr(native, "_FLAGS", flags)
         if request.param == "16 lanes":
             source = tmp_path_factory.mktemp("wide") / source.name
-            source.write_text(
-                grouped_attention._SOURCE.read_text().replace("#ifdef __AVX512F__", "#if 1")
-            )
+            text = grouped_attention._SOURCE.read_text()
+            source.write_text(text.replace("#ifdef __AVX512F__", "#if 1"))
         run = ctypes.CDLL(str(native_library(source))).monge_grouped_attention
         run.argtypes = (*(ctypes.c_void_p,) * 5, ctypes.POINTER(ctypes.c_int64), ctypes.c_double)
         patch.setattr(grouped_attention, "_LOADED", [run])
@@ -67,12 +66,10 @@ def attend(queries, keys, values, mask):
 @given(shape=SHAPES, seed=st.integers(0, 99))
 def test_agrees_with_float64(code, shape, seed):
     queries, keys, values, mask = inputs(shape, seed)
-    exact = plain_grouped_attention(
-        queries.double(), keys.double(), values.double(), mask, queries.shape[-1] ** -0.5
-    )
-    torch.testing.assert_close(
-        attend(queries, keys, values, mask).double(), exact, rtol=0, atol=2e-5
-    )
+    doubles = [tensor.double() for tensor in (queries, keys, values)]
+    exact = plain_grouped_attention(*doubles, mask, queries.shape[-1] ** -0.5)
+    found = attend(queries, keys, values, mask).double()
+    torch.testing.assert_close(found, exact, rtol=0, atol=2e-5)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -85,12 +82,9 @@ def test_depends_on_what_is_seen_and_on_nothing_else(code, shape, seed):
             own = slice(row, row + 1), slice(None), slice(node, node + 1)
             seen = mask[row, 0, node].nonzero()[:, 0]
             # The visible columns alone, side by side.
-            alone = attend(
-                queries[own],
-                keys[row : row + 1, :, seen],
-                values[row : row + 1, :, seen],
-                torch.ones(1, 1, 1, len(seen), dtype=torch.bool),
-            )
+            visible = [tensor[row : row + 1, :, seen] for tensor in (keys, values)]
+            whole = torch.ones(1, 1, 1, len(seen), dtype=torch.bool)
+            alone = attend(queries[own], *visible, whole)
             assert torch.equal(alone[0, 0], together[row, node])
 
 
@@ -128,9 +122,7 @@ def test_numbers_that_are_not_finite_stay_visible(code, wrong):
 
 def test_scores_far_apart(code):
     queries, keys, values, mask = inputs(((4, 2), (16, 16), 1, 2, 20), 3)
-    expected = plain_grouped_attention(
-        1e4 * queries.double(), keys.double(), values.double(), mask, 0.25
-    )
-    torch.testing.assert_close(
-        attend(1e4 * queries, keys, values, mask).double(), expected, rtol=0, atol=1e-4
-    )
+    doubles = [tensor.double() for tensor in (1e4 * queries, keys, values)]
+    expected = plain_grouped_attention(*doubles, mask, 0.25)
+    found = attend(1e4 * queries, keys, values, mask).double()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)

@@ -64,15 +64,12 @@ def heads(tmp_path_factory):
     folder = tmp_path_factory.mktemp("heads")
     model = feature_model(target())
     sizes = TargetSizes.of(model)
-    shape = ShapeHead(
-        make_predictor("gated", sizes, num_steps=2, is_branched=True, width=4, gate_rank=2), sizes
-    )
+    settings = {"num_steps": 2, "is_branched": True, "width": 4, "gate_rank": 2}
+    shape = ShapeHead(make_predictor("gated", sizes, **settings), sizes)
     shape.remember(model)
     save_head(shape, folder / "shape", dtype=torch.float32, about={})
-    return {
-        "shape": folder / "shape",
-        "eagle3": eagle3(COMMON["hidden_size"], VOCAB).write(folder / "eagle3"),
-    }
+    third = eagle3(COMMON["hidden_size"], VOCAB).write(folder / "eagle3")
+    return {"shape": folder / "shape", "eagle3": third}
 
 
 def load(backend):
@@ -119,13 +116,11 @@ def test_verdicts_of_heads_are_those_of_the_eager_backend(backend, read, heads, 
     for name in ("eager", backend):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            decoder = monge.load(
-                target(), heads[kind], tree="best_first(4, 2, 2)", backend=name, controller="fixed"
-            )
+            settings = {"tree": "best_first(4, 2, 2)", "backend": name, "controller": "fixed"}
+            decoder = monge.load(target(), heads[kind], **settings)
         read.clear()
-        records.append(
-            verdicts_of(decoder, texts, max_new_tokens=24, temperature=temperature, seed=3)
-        )
+        options = {"max_new_tokens": 24, "temperature": temperature, "seed": 3}
+        records.append(verdicts_of(decoder, texts, **options))
         assert (len(read) > 0) is (name == backend)
     assert records[0] == records[1]
     assert all(read), "every step was to show hidden states"
@@ -149,18 +144,15 @@ def test_other_states_are_refused(backend, monkeypatch):
         compile_forward(target(), LAST)
     model = load(backend)
     model.watch(LAST)
-    with pytest.warns(
-        UserWarning,
-        match="hidden states are watched, so every step .* runs eagerly: .* other logits or hidden",
-    ):
+    reason = "states are watched, so every step .* runs eagerly: .* other logits or hidden"
+    with pytest.warns(UserWarning, match=reason):
         watched = _watched_open(model)
     watched.take(0)
     model.extend({0: NodeBlock.chain((7,))})
     model.commit({0: (0,)})
     with torch.inference_mode():
-        expected = target()(torch.tensor([(5, 6, 7)]), output_hidden_states=True).hidden_states[-1][
-            0, -1:
-        ]
+        output = target()(torch.tensor([(5, 6, 7)]), output_hidden_states=True)
+    expected = output.hidden_states[-1][0, -1:]
     torch.testing.assert_close(watched.take(0), expected, atol=LARGEST_DIFFERENCE, rtol=0)
 
 

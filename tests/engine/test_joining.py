@@ -23,6 +23,7 @@ from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.engine.laws import session
 from tests.engine.tiny import network, perturbed, prompts
+from tests.kit.tables import table
 
 VOCAB = 3
 CASE = Case(prompt=(0, 1, 2), horizon=2, max_new_tokens=2)
@@ -36,11 +37,7 @@ def breaks(token_ids, scores):
 
 def program(tree, trouble):
     def run(draws):
-        parts = make_components(
-            TabularModel(RandomTable(VOCAB, 11), VOCAB),
-            TabularModel(RandomTable(VOCAB, 23), VOCAB),
-            tree=tree,
-        )
+        parts = make_components(table(11, VOCAB), table(23, VOCAB), tree=tree)
         batch = Batch(parts, prefill_chunk=2, isolated=True)
         early, late = session(1, (1, 0)), session(2, (2, 2, 1), processors=trouble)
         watched = session(0, CASE.prompt, draws=draws, max_new_tokens=2)
@@ -61,7 +58,7 @@ def program(tree, trouble):
 @pytest.mark.parametrize("trouble", [(), (breaks,)], ids=["sound", "poisoned"])
 @pytest.mark.parametrize("tree", ["chain(2)", "fixed_width((2,))"])
 def test_the_law_stays_the_targets(tree, trouble):
-    truth = target_law(TabularModel(RandomTable(VOCAB, 11), VOCAB), CASE)
+    truth = target_law(table(11, VOCAB), CASE)
     assert law_error(exact_law(program(tree, trouble)), truth) < 1e-12
 
 
@@ -77,32 +74,25 @@ def test_prompts_in_pieces_give_the_text_of_whole_ones(family, tree, chunk, draf
     target = network(family)
     whole = monge.load(target, perturbed(target), drafter=drafter, tree=tree, controller="fixed")
     texts = prompts((9, 24, 1, 17, 5), seed=2)
-    expected = whole.generate(texts, max_new_tokens=8, temperature=0.8, seed=4, ignore_eos=True)
-    requests = whole.requests(texts, max_new_tokens=8, temperature=0.8, seed=4, ignore_eos=True)
-    sessions = [whole.session(request) for request in requests]
+    options = {"max_new_tokens": 8, "temperature": 0.8, "seed": 4, "ignore_eos": True}
+    expected = whole.generate(texts, **options)
+    sessions = [whole.session(request) for request in whole.requests(texts, **options)]
     batch, waiting = Batch(whole.components, prefill_chunk=chunk), list(sessions)
     while waiting or len(batch):
         if waiting:
             batch.join([waiting.pop()])
         batch.step()
-    assert [result_of(one, "eager").token_ids for one in sessions] == [
-        result.token_ids for result in expected
-    ]
+    found = [result_of(one, "eager") for one in sessions]
+    assert [one.token_ids for one in found] == [result.token_ids for result in expected]
     assert batch.num_prompt_tokens == sum(len(text) - 1 for text in texts)
 
 
 def test_a_long_prompt_delays_neither_those_who_write_nor_short_prompts():
-    parts = make_components(
-        TabularModel(RandomTable(VOCAB, 1), VOCAB),
-        TabularModel(RandomTable(VOCAB, 2), VOCAB),
-        tree="chain(2)",
+    batch = Batch(
+        make_components(table(1, VOCAB), table(2, VOCAB), tree="chain(2)"), prefill_chunk=8
     )
-    batch = Batch(parts, prefill_chunk=8)
-    writing, long, short = (
-        session(0, (1,), max_new_tokens=400),
-        session(1, (0, 1) * 200),
-        session(2, (1, 2, 0, 1, 2)),
-    )
+    writing = session(0, (1,), max_new_tokens=400)
+    long, short = session(1, (0, 1) * 200), session(2, (1, 2, 0, 1, 2))
     batch.join([writing])
     batch.step()
     batch.join([long])
@@ -115,9 +105,8 @@ def test_a_long_prompt_delays_neither_those_who_write_nor_short_prompts():
         batch.step()
         assert writing.num_generated > before
         steps += 1
-    assert steps == 1 + math.ceil((399 + 4) / 8), (
-        "the first step read nothing, the others eight tokens each"
-    )
+    # The first step read nothing, the others eight tokens each.
+    assert steps == 1 + math.ceil((399 + 4) / 8)
     batch.close()
 
 
@@ -132,10 +121,8 @@ def test_shares_are_equal_as_far_as_they_are_needed(sizes, total):
 
 
 def test_a_piece_must_hold_something():
-    parts = make_components(TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="none")
-    with pytest.raises(
-        OptionError, match="prefill_chunk must be at least 1, or None to read prompts whole; got 0"
-    ):
+    parts = make_components(table(1, VOCAB), drafter="none")
+    with pytest.raises(OptionError, match="prefill_chunk must be at least 1, or None to .*; got 0"):
         Batch(parts, prefill_chunk=0)
 
 

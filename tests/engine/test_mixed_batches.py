@@ -1,6 +1,5 @@
 """Requests that differ in everything share a batch on a simulated device; each writes what it writes alone on the host."""
 
-import copy
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +14,7 @@ from monge.engine.batch import decode
 from monge.engine.grammar import GrammarState
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine import pretend
+from tests.engine.pretend import placed
 from tests.engine.tiny import VOCAB, network, perturbed, prompts
 from tests.heads.readers.published import KINDS
 from tests.heads.toy import random_head
@@ -82,28 +82,13 @@ LATER = ("limits", "speculative", "grammar")
 """Settings that `Request` has and `Decoder.requests` has not."""
 
 
-@pytest.fixture
-def device():
-    with pretend.device() as name:
-        yield name
-
-
-def placed(model, device):
-    return copy.deepcopy(model).to(device)
-
-
 def sessions_of(decoder, options=OPTIONS):
     """A session for each request, in order."""
     texts = prompts(tuple(3 + row % 5 for row in range(len(options))), seed=5)
     made = []
     for row, (text, own) in enumerate(zip(texts, options, strict=True)):
-        settings = {
-            "max_new_tokens": 6,
-            "seed": 3,
-            "row": row,
-            "ignore_eos": True,
-            "temperature": 1.0,
-        }
+        settings = {"max_new_tokens": 6, "seed": 3, "row": row, "ignore_eos": True}
+        settings |= {"temperature": 1.0}
         settings |= {name: value for name, value in own.items() if name not in LATER}
         (request,) = decoder.requests([text], **settings)
         later = {name: own[name] for name in LATER if name in own}
@@ -116,10 +101,8 @@ def written(decoder, sessions, batch_size):
         pass
     assert all(session.error is None for session in sessions)
     texts = [session.completion_ids for session in sessions]
-    logprobs = [
-        (one.token_id, round(one.logprob, 3)) for session in sessions for one in session.logprobs
-    ]
-    return texts, logprobs
+    told = [one for session in sessions for one in session.logprobs]
+    return texts, [(one.token_id, round(one.logprob, 3)) for one in told]
 
 
 def pair(device, monkeypatch, folder, settings, head, backend):
@@ -142,7 +125,20 @@ def pair(device, monkeypatch, folder, settings, head, backend):
     )
 
 
-RARE = pytest.mark.slow
+USUAL = [
+    ("block", "chain(3)", {}, None, "compiled"),
+    ("rrs", "fixed_width((3, 1), 'mixed(1)')", {}, None, "eager"),
+    ("layer", "fixed_width((2, 1), 'iid')", {}, None, "eager"),
+    ("traversal", "fixed_width((2, 1))", {"draft_temperature": 0.7}, None, "eager"),
+]
+RARE = [
+    ("block", "chain(3)", {}, "eagle3", "compiled"),
+    ("rrs_without_replacement", "fixed_width((2, 2))", {}, None, "eager"),
+    ("block", "chain(3)", {"draft_temperature": 0.0}, None, "compiled"),
+    ("block", "chain(3)", {"draft_top_k": 5}, None, "compiled"),
+    (None, None, {}, "shape", "compiled"),
+    (None, None, {"drafter": "pool('ngram', 'model')"}, None, "compiled"),
+]
 
 
 @pytest.mark.parametrize(
@@ -177,8 +173,9 @@ RARE = pytest.mark.slow
     ids=str,
 )
 def test_every_request_of_a_mixed_batch_has_its_own_text(
-    device, monkeypatch, tmp_path, settings, head, backend
+    device, monkeypatch, tmp_path, verifier, tree, options, head, backend
 ):
+    settings = options if tree is None else options | {"verifier": verifier, "tree": tree}
     host, whole = pair(device, monkeypatch, tmp_path, settings, head, backend)
     alone = written(host, sessions_of(host), batch_size=1)
     together = sessions_of(whole)
@@ -186,7 +183,7 @@ def test_every_request_of_a_mixed_batch_has_its_own_text(
     assert len(set(alone[0])) > len(OPTIONS) // 2
 
 
-@pytest.mark.parametrize("head", [pytest.param(None, marks=RARE), "eagle3"])
+@pytest.mark.parametrize("head", [pytest.param(None, marks=pytest.mark.slow), "eagle3"])
 def test_a_graph_is_no_other_request_s(device, monkeypatch, tmp_path, head):
     """One after another, requests take the same row of the caches."""
     settings = {"verifier": "block", "tree": "chain(3)"}

@@ -67,11 +67,8 @@ def backend(tmp_path_factory):
         return compile_module(module, rows(1, *widths(module)))
 
     with shared_programs(tmp_path_factory, make) as made:
-        for module in (
-            OutputLayer(target()),
-            FirstStep(shape_head()).eval(),
-            LaterStep(shape_head(), 2).eval(),
-        ):
+        steps = FirstStep(shape_head()).eval(), LaterStep(shape_head(), 2).eval()
+        for module in (OutputLayer(target()), *steps):
             made(module)
         yield "compiled"
 
@@ -113,9 +110,8 @@ def test_steps_give_the_head_s_numbers(backend, step):
 def test_the_output_layer_is_the_network_s(backend):
     model, eager = as_sequence_model(target(), backend=backend), feature_model(target())
     (states,) = rows(3, HIDDEN)
-    torch.testing.assert_close(
-        model.unembed(states), eager.unembed(states), atol=LARGEST_DIFFERENCE, rtol=0
-    )
+    logits = model.unembed(states), eager.unembed(states)
+    torch.testing.assert_close(*logits, atol=LARGEST_DIFFERENCE, rtol=0)
 
 
 def test_steps_of_a_head_with_a_cache(backend, tmp_path):
@@ -145,10 +141,8 @@ def test_steps_of_a_head_with_a_cache(backend, tmp_path):
     for request in (0, 1, 2):
         compiled_head.close(request)
     alone = read(compiled_head, (2,), chains, states[4:], drafted[:3])
-    for one, other in zip(
-        alone, (found[0][4:], found[1][2:], found[2][:3], found[3][:3]), strict=True
-    ):
-        assert torch.equal(one, other)
+    own = found[0][4:], found[1][2:], found[2][:3], found[3][:3]
+    assert all(torch.equal(*pair) for pair in zip(alone, own, strict=True))
 
 
 @pytest.mark.slow  # every one of them is another architecture
@@ -199,9 +193,7 @@ def test_other_numbers_are_refused_and_not_kept(backend, monkeypatch, tmp_path):
     build()
     monkeypatch.setattr(compiled, "load_code", spoilt)
     monkeypatch.setattr(compiled, "_compile_module", build)
-    with pytest.raises(
-        BackendError, match="FirstStep, .* gives other numbers: .* from a float64 run"
-    ):
+    with pytest.raises(BackendError, match="FirstStep, .* other numbers: .* from a float64 run"):
         compile_module(module, like)
     assert len(built) == 2
     assert not list(folder.iterdir())
@@ -270,11 +262,9 @@ def test_verdicts_are_those_of_the_eager_head(backend, tree, temperature):
     for name in ("eager", backend):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            decoder = monge.load(
-                target(), shape_head(), tree=tree, backend=name, controller="fixed"
-            )
-        records.append(
-            verdicts_of(decoder, texts, max_new_tokens=24, temperature=temperature, seed=3)
-        )
+            settings = {"tree": tree, "backend": name, "controller": "fixed"}
+            decoder = monge.load(target(), shape_head(), **settings)
+        options = {"max_new_tokens": 24, "temperature": temperature, "seed": 3}
+        records.append(verdicts_of(decoder, texts, **options))
     assert records[0] == records[1]
     assert sum(accepted for accepted, _ in records[0]) > 0

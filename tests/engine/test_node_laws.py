@@ -16,12 +16,8 @@ TREE = fixed_chain(1, (2, 0, 1))
 
 
 def laws_of(logits, temperature=0.0, processors=()):
-    context = Context(
-        request_id=0,
-        token_ids=(0, 1),
-        num_prompt_tokens=1,
-        rules=SamplingRules(temperature=temperature),
-    )
+    rules = SamplingRules(temperature=temperature)
+    context = Context(request_id=0, token_ids=(0, 1), num_prompt_tokens=1, rules=rules)
     return NodeLaws(logits, TREE, context, processors)
 
 

@@ -64,18 +64,15 @@ def test_panels_hold_the_matrix(width, depth, kind):
 
 
 def test_infinity_beside_float16_numbers_is_held_in_float32():
-    given = torch.tensor(
-        [[1 + 2.0**-10, float("inf")]]
-    )  # no bfloat16 number, and one of both types
+    given = torch.tensor([[1 + 2.0**-10, torch.inf]])  # no bfloat16 number, and one of both types
     panels = panels_of(given)
     assert panels.dtype == torch.float32
     assert torch.equal(matrix_of(panels, 1), given)
 
 
 def test_panels_hold_every_kind_of_number():
-    given = torch.tensor(
-        [[0.0, -0.0, float("inf"), -float("inf"), 2.0**-133, -(2.0**-126), 3.3895314e38]]
-    )
+    numbers = [0.0, -0.0, torch.inf, -torch.inf, 2.0**-133, -(2.0**-126), 3.3895314e38]
+    given = torch.tensor([numbers])
     found = matrix_of(panels_of(given), 1)
     assert panels_of(given).dtype == torch.int32
     assert torch.equal(found.view(torch.int32), given.view(torch.int32))
@@ -90,13 +87,9 @@ def folder(tmp_path_factory):
 
 def function(path, load=ctypes.CDLL):
     found = load(str(path)).aoti_torch_cpu_packed_linear
-    found.argtypes, found.restype = (
-        [
-            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64),
-            *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
-        ],
-        ctypes.c_int32,
-    )
+    pointer, count = ctypes.c_void_p, ctypes.c_int64
+    found.argtypes = [pointer, pointer, count, pointer, count, pointer]
+    found.restype = ctypes.c_int32
     return found
 
 
@@ -106,9 +99,8 @@ def code(request, folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "this machine's registers":
             source = tmp_path_factory.mktemp("wide") / "packed_linear.cpp"
-            source.write_text(
-                packed_linear._SOURCE.read_text().replace("#ifdef __AVX512F__", "#if 1")
-            )
+            text = packed_linear._SOURCE.read_text()
+            source.write_text(text.replace("#ifdef __AVX512F__", "#if 1"))
             patch.setattr(packed_linear, "_SOURCE", source)
         return function(native_library(packed_linear._SOURCE))
 
@@ -124,18 +116,15 @@ def multiplied(code, rows, panels, *widths):
     try:
         if code(first, matrices, len(others), columns, len(widths), ctypes.byref(out)):
             raise RuntimeError("refused")
-        return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(
-            _capsule(out.value, None, None)
-        )
+        stolen = _capsule(out.value, None, None)
+        return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(stolen)
     finally:
         torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(owned)
 
 
 _capsule, _pointer = ctypes.pythonapi.PyCapsule_New, ctypes.pythonapi.PyCapsule_GetPointer
-_capsule.restype, _capsule.argtypes = (
-    ctypes.py_object,
-    [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
-)
+_capsule.restype = ctypes.py_object
+_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
@@ -314,10 +303,9 @@ class TestSeveralMatrices:
     @pytest.mark.parametrize("wrong", ["two depths", "too few widths"])
     def test_what_does_not_fit_together_is_refused(self, code, kind, wrong):
         given = PANELS[kind](matrix(40, 96, "float32"))
-        other, widths = {
-            "two depths": (PANELS[kind](matrix(40, 192, "float32")), [40, 40]),
-            "too few widths": (given, [40]),
-        }[wrong]
+        other, widths = given, [40]
+        if wrong == "two depths":
+            other, widths = PANELS[kind](matrix(40, 192, "float32")), [40, 40]
         with pytest.raises(RuntimeError, match="refused"):
             multiplied(code, numbers(2, 96), [given, other], *widths)
 
@@ -453,6 +441,7 @@ class TestOnDisk:
         def refuse():
             raise RuntimeError("products of few rows do not compile: no")
 
+        stored = StoredProgram(path=Path("none.pt2"), constants={})
         monkeypatch.setattr("monge.backends.cpu.compiled.load_packed_linear", refuse)
         monkeypatch.setattr(
             "monge.backends.cpu.compiled.compile_exported",

@@ -59,9 +59,7 @@ def test_a_traced_step_is_accepted(dtype, layers):
 def test_larger_errors_are_refused(dtype, is_small, monkeypatch):
     monkeypatch.setattr(parity_check, "_is_small", lambda _: is_small)
     model = target(dtype)
-    with pytest.raises(
-        BackendError, match="LlamaForCausalLM, noisy, has other logits than the network"
-    ):
+    with pytest.raises(BackendError, match="ForCausalLM, noisy, has other logits than the network"):
         check_forward(model, noisy(trace(model), 0.5), "noisy")
 
 
@@ -97,9 +95,8 @@ def test_four_times_the_error_of_the_network_is_rounding(error):
     eager, ours = exact.clone(), exact.clone()
     eager[1, 7] += 0.05
     ours[2, 9] += 0.05 * error
-    reason = difference(
-        [ours.bfloat16().float()], [eager.float()], lambda: [exact], torch.float32, 1e-3
-    )
+    found = [ours.bfloat16().float()], [eager.float()]
+    reason = difference(*found, lambda: [exact], torch.float32, 1e-3)
     assert (reason is None) is (error < 4)
 
 
@@ -110,9 +107,8 @@ def test_another_largest_logit_is_refused_where_it_is_clear():
     eager[0, 2] += 0.1
     ours[0, 0] -= 0.3
     ours[0, 1] += 0.3
-    assert "the largest is another one" in difference(
-        [ours], [eager], lambda: [exact], torch.float32, 1e-3
-    )
+    reason = difference([ours], [eager], lambda: [exact], torch.float32, 1e-3)
+    assert "the largest is another one" in reason
     exact[0, 0] = eager[0, 0] = 0.35  # within four errors of the network: a tie
     ours[0, 0] = 0.05
     assert difference([ours], [eager], lambda: [exact], torch.float32, 1e-3) is None
@@ -128,6 +124,6 @@ def test_modules_with_other_numbers_are_refused():
     layer, like = OutputLayer(target()), (torch.zeros(1, 32),)
     check_module(layer, layer, like, "compiled")
     with pytest.raises(
-        BackendError, match="OutputLayer, compiled, gives other numbers: .* from a float64 run"
+        BackendError, match="OutputLayer, compiled, gives other numbers: .* float64 "
     ):
         check_module(layer, lambda states: (layer(states)[0] * 1.01,), like, "compiled")

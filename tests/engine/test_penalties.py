@@ -34,19 +34,11 @@ SETTINGS = {
     "presence": {"presence_penalty": 1.1},
     "frequency": {"frequency_penalty": 0.9},
     "fewest": {"min_tokens": 1, "end_ids": frozenset({1})},
-    "all": {
-        "min_tokens": 1,
-        "end_ids": frozenset({0}),
-        "logit_bias": {1: 0.4},
-        "repetition_penalty": 0.7,
-        "presence_penalty": -0.5,
-        "frequency_penalty": 0.6,
-    },
+    "all": {"min_tokens": 1, "end_ids": frozenset({0}), "logit_bias": {1: 0.4}}
+    | {"repetition_penalty": 0.7, "presence_penalty": -0.5, "frequency_penalty": 0.6},
 }
-MASKS = {
-    "allowed": {"allowed_ids": (2, 0, 2)},
-    "bad words": {"bad_words": ((2, 0), (0, 2, 1), (1, 1))},
-}
+WORDS = ((2, 0), (0, 2, 1), (1, 1))
+MASKS = {"allowed": {"allowed_ids": (2, 0, 2)}, "bad words": {"bad_words": WORDS}}
 
 
 def processors_of(name):
@@ -71,14 +63,8 @@ def law_of_plain_decoding(processors, length=2):
 
 def law_of_speculation(processors, tree, length):
     models = [TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (11, 23)]
-    return loop_law(
-        lambda: make_components(*models, tree=tree),
-        length,
-        PROMPT,
-        max_new_tokens=length,
-        rules=RULES,
-        make_processors=lambda: processors,
-    )
+    options = {"max_new_tokens": length, "rules": RULES, "make_processors": lambda: processors}
+    return loop_law(lambda: make_components(*models, tree=tree), length, PROMPT, **options)
 
 
 @pytest.mark.parametrize(("name", "tree", "length"), CASES)
@@ -104,12 +90,8 @@ def test_a_mask_that_sees_the_first_token_of_a_path_alone_is_noticed():
 
 def test_bad_words_end_with_the_completion():
     mask = BadWords(((3,), (1, 2), (5, 1, 2)), num_prompt_tokens=2)
-    for text, expected in (
-        ((0, 1), {3}),
-        ((0, 1, 1), {2, 3}),
-        ((0, 5, 1), {2, 3}),
-        ((0, 5, 1, 0), {3}),
-    ):
+    texts = {(0, 1): {3}, (0, 1, 1): {2, 3}, (0, 5, 1): {2, 3}, (0, 5, 1, 0): {3}}
+    for text, expected in texts.items():
         scores = mask(torch.tensor([text]), torch.zeros(1, 6))
         assert set(torch.isinf(scores[0]).nonzero()[:, 0].tolist()) == expected
 

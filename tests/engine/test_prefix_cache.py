@@ -138,25 +138,21 @@ def test_texts_and_drafts_are_those_of_whole_prompts(drafter):
     decoder = monge.load(drafter=drafter, controller="fixed")
     first, second = (decoder.encode(f"{word} the sky is blue and the sea is " * 2) for word in "ab")
     longer = (*first, *second[:8])
-    told = []
+    told, options = [], {"max_new_tokens": 12, "temperature": 1.0, "seed": 5}
     for prefixes in (None, PrefixCache()):
-        made = decoder.sessions(
-            [first, second, first, longer], max_new_tokens=12, temperature=1.0, seed=5
-        )
+        made = decoder.sessions([first, second, first, longer], **options)
         for one in made:
             list(decode([one], decoder.components, max_batch_size=1, prefixes=prefixes))
-        told.append(
-            [(one.completion_ids, [own.num_accepted for own in one.records]) for one in made]
-        )
+        accepted = [[own.num_accepted for own in one.records] for one in made]
+        told.append(([one.completion_ids for one in made], accepted))
     assert told[0] == told[1]
     cached = [one.num_cached for one in made]
     assert cached == [0, 0, len(first) - 1, len(first)]
 
 
 def test_laws_that_a_controller_wants_are_read_again(monkeypatch):
-    decoder = monge.load(
-        drafter="pool('ngram', 'model')", controller="linear_selection(('length', 'surprisal'))"
-    )
+    controller = "linear_selection(('length', 'surprisal'))"
+    decoder = monge.load(drafter="pool('ngram', 'model')", controller=controller)
     seen, kind = [], type(decoder.components.controller)
     honest = kind.read
 

@@ -14,9 +14,10 @@ from monge.engine.batch import Batch, decode
 from monge.engine.decoder import Decoder
 from monge.engine.processors import fork
 from monge.testing.oracle import exact_law, law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.testing.tabular import RandomTable
 from tests.engine.laws import loop_law, plain_law, session
 from tests.exact.test_loop import ENUMERABLE, legal
+from tests.kit.tables import table
 
 VOCAB, PROMPT, HORIZON = 3, (2, 1), 2
 TREES = (
@@ -103,7 +104,7 @@ class Part:
 
 
 def models():
-    return TabularModel(RandomTable(VOCAB, 11), VOCAB), TabularModel(RandomTable(VOCAB, 23), VOCAB)
+    return table(11, VOCAB), table(23, VOCAB)
 
 
 def law_of_plain_decoding(make):
@@ -140,15 +141,13 @@ def test_a_processor_with_state_keeps_the_law_under_every_rule(tree, rule):
     ids=["object", "closure", "method", "partial"],
 )
 def test_exact_law_of_other_kinds(make):
-    assert (
-        law_error(output_law(make, "chain(2)", "single_draft"), law_of_plain_decoding(make)) < 1e-12
-    )
+    written = output_law(make, "chain(2)", "single_draft")
+    assert law_error(written, law_of_plain_decoding(make)) < 1e-12
 
 
 def test_a_state_that_all_paths_share_is_seen():
-    assert (
-        law_error(output_law(Shared, TREES[0], "traversal"), law_of_plain_decoding(Counter)) > 1e-2
-    )
+    written = output_law(Shared, TREES[0], "traversal")
+    assert law_error(written, law_of_plain_decoding(Counter)) > 1e-2
 
 
 class Faulty:

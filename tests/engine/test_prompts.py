@@ -39,10 +39,7 @@ class Asks(Fixed, PromptReader):
 
 def profiles_of(target, *profiles: PromptProfile, chunk: int | None = None) -> list[PromptProfile]:
     components = make_components(target, drafter="none", controller=Asks())
-    sessions = [
-        session(number, profile.token_ids, profile=profile)
-        for number, profile in enumerate(profiles)
-    ]
+    sessions = [session(row, one.token_ids, profile=one) for row, one in enumerate(profiles)]
     prefill = Prefill(components)
     for one in sessions:
         prefill.join(one)
@@ -134,16 +131,11 @@ def test_log_probabilities_of_prompts_are_those_of_a_plain_forward_however_they_
     )
     found: list[list[tuple[TokenLogprob, ...]]] = []
     for chunk in (None, 1, 3, 1000):
-        wanted = LogprobOptions(num_top=2, source="raw")
+        wanted = [LogprobOptions(num_top=2, source="raw")] * 3 + [None]
+        given = {"max_new_tokens": 2, "rules": SamplingRules(temperature=0.0)}
         sessions = [
-            session(
-                number,
-                ids,
-                max_new_tokens=2,
-                rules=SamplingRules(temperature=0.0),
-                prompt_logprobs=None if number == 3 else wanted,
-            )
-            for number, ids in enumerate(texts)
+            session(row, ids, prompt_logprobs=own, **given)
+            for row, (ids, own) in enumerate(zip(texts, wanted, strict=True))
         ]
         decode_all(sessions, components, chunk)
         found.append([one.prompt_logprobs for one in sessions])

@@ -42,12 +42,8 @@ def both(rows=ROWS, *, fresh=dict, speculative=None, **settings):
 
 def token_after(row, index):
     """A token that the plain greedy continuation of a row has at this place."""
-    target = network("llama")
-    return int(
-        target.generate(
-            **padded(ROWS), do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=None
-        )[row, 11 + index]
-    )
+    settings = {"do_sample": False, "max_new_tokens": NUM_TOKENS, "eos_token_id": None}
+    return int(network("llama").generate(**padded(ROWS), **settings)[row, 11 + index])
 
 
 @pytest.mark.parametrize(
@@ -102,9 +98,8 @@ def test_processors_may_write_in_place():
 @pytest.mark.parametrize("rows", [ROWS[:1], ROWS], ids=["one", "ragged"])
 @pytest.mark.parametrize("index", [0, 1, 2, 3, 6])
 def test_end_of_text_inside_a_block(rows, index):
-    plain, ours = both(
-        rows, eos_token_id=[token_after(row, index + row) for row in range(4)], pad_token_id=PAD
-    )
+    ends = [token_after(row, index + row) for row in range(4)]
+    plain, ours = both(rows, eos_token_id=ends, pad_token_id=PAD)
     assert torch.equal(ours, plain)
     assert plain.shape[1] < max(map(len, rows)) + NUM_TOKENS or len(rows) > 1
 
@@ -132,16 +127,9 @@ def test_return_dict_holds_the_sequences_of_plain_decoding():
 
 def test_several_return_sequences_arrive_expanded():
     target = network("llama")
-    inputs = {
-        **padded(ROWS[:2]),
-        "max_new_tokens": 8,
-        "do_sample": True,
-        "num_return_sequences": 3,
-        "repetition_penalty": 1.2,
-    }
-    ours = target.generate(
-        **inputs, custom_generate=monge.speculate, draft_model=perturbed(target), seed=1
-    )
+    inputs = {**padded(ROWS[:2]), "max_new_tokens": 8, "do_sample": True}
+    inputs |= {"num_return_sequences": 3, "repetition_penalty": 1.2, "seed": 1}
+    ours = target.generate(**inputs, custom_generate=monge.speculate, draft_model=perturbed(target))
     assert ours.shape[0] == 6
     assert torch.equal(ours[:3, :9], inputs["input_ids"][:1].expand(3, -1))
     assert len({tuple(row) for row in ours[:3].tolist()}) == 3, "rows draw for themselves"
@@ -171,9 +159,8 @@ class Recorder(StoppingCriteria, BaseStreamer):
 @pytest.mark.parametrize("whole_batch", [False, True], ids=["rows", "batch"])
 def test_criteria_see_what_plain_decoding_shows_them(rows, eos, whole_batch):
     recorders = []
-    tokens = (
-        [token_after(0, 15)] if whole_batch else [token_after(row, 3 + 4 * row) for row in range(4)]
-    )
+    places = [(0, 15)] if whole_batch else [(row, 3 + 4 * row) for row in range(4)]
+    tokens = [token_after(*place) for place in places]
 
     def fresh():
         recorders.append(Recorder(tokens, whole_batch=whole_batch))
@@ -200,19 +187,11 @@ def test_stop_strings_end_the_text_of_speculate():
 @pytest.mark.parametrize("rows", [ROWS[:1], ROWS], ids=["one", "ragged"])
 def test_streamer_gets_prompt_columns_and_end(rows):
     target, plain, ours = network("llama"), Recorder(), Recorder()
-    inputs = {
-        **padded(rows),
-        "do_sample": False,
-        "max_new_tokens": NUM_TOKENS,
-        "eos_token_id": token_after(0, 6),
-    }
+    inputs = {**padded(rows), "do_sample": False, "max_new_tokens": NUM_TOKENS}
+    inputs["eos_token_id"] = token_after(0, 6)
     target.generate(**inputs, streamer=plain)
-    target.generate(
-        **inputs,
-        custom_generate=monge.speculate,
-        draft_model=perturbed(target),
-        token_streamer=ours,
-    )
+    inputs |= {"custom_generate": monge.speculate, "draft_model": perturbed(target)}
+    target.generate(**inputs, token_streamer=ours)
     assert ours.seen == plain.seen
 
 
@@ -238,9 +217,8 @@ def letters(token_ids):
 
 def letter_tokenizer():
     """One printable character per token."""
-    tokenizer = Tokenizer(
-        models.BPE({letter: token for token, letter in enumerate(letters(range(VOCAB)))}, [])
-    )
+    vocabulary = {letter: token for token, letter in enumerate(letters(range(VOCAB)))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 

@@ -22,10 +22,7 @@ from tests.heads.readers.published import eagle3, qwen_mtp
 ROWS = prompts((9, 4, 7), seed=7)
 SETTINGS = {**padded(ROWS), "do_sample": False, "max_new_tokens": 16}
 HIDDEN = COMMON["hidden_size"]
-NAMED = (
-    "suffix",
-    "pool('ngram(2)', 'suffix')",
-)
+NAMED = ("suffix", "pool('ngram(2)', 'suffix')")
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +36,8 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     shape.remember(model)
     save_head(shape, folder / "shape", dtype=torch.float32, about={})
     made = {"mtp": qwen_mtp(HIDDEN, VOCAB), "eagle3": eagle3(HIDDEN, VOCAB)}
-    return {
-        "shape": folder / "shape",
-        **{name: head.write(folder / name) for name, head in made.items()},
-    }
+    folders = {name: head.write(folder / name) for name, head in made.items()}
+    return {"shape": folder / "shape", **folders}
 
 
 def target() -> Any:
@@ -53,36 +48,31 @@ def plain() -> torch.Tensor:
     return target().generate(**SETTINGS)
 
 
+def ours(**settings: Any) -> torch.Tensor:
+    return target().generate(**SETTINGS | settings, custom_generate=monge.speculate)
+
+
 @pytest.mark.parametrize("drafter", NAMED)
 def test_a_named_drafter_drafts_the_greedy_text(drafter: str) -> None:
-    assert torch.equal(
-        target().generate(**SETTINGS, custom_generate=monge.speculate, drafter=drafter), plain()
-    )
+    assert torch.equal(ours(drafter=drafter), plain())
 
 
 def test_a_draft_model_of_shorter_context() -> None:
     draft = copy.deepcopy(perturbed(target()))
     draft.config.max_position_embeddings = 15
-    ours = target().generate(**SETTINGS, custom_generate=monge.speculate, assistant_model=draft)
-    assert torch.equal(ours, plain())
+    assert torch.equal(ours(assistant_model=draft), plain())
 
 
 @pytest.mark.parametrize("kind", ["shape", "mtp", "eagle3"])
 @pytest.mark.parametrize("tree", [None, "best_first(6, 2, 3)"])
 def test_a_head_drafts_the_greedy_text(heads: dict[str, Path], kind: str, tree: str | None) -> None:
-    ours = target().generate(
-        **SETTINGS, custom_generate=monge.speculate, draft_model=heads[kind], tree=tree
-    )
-    assert torch.equal(ours, plain())
+    assert torch.equal(ours(draft_model=heads[kind], tree=tree), plain())
 
 
 def test_a_loaded_head_and_one_in_a_pool(heads: dict[str, Path]) -> None:
     head = load_head(heads["mtp"])
     for drafter in (None, "pool('ngram', 'head')"):
-        ours = target().generate(
-            **SETTINGS, custom_generate=monge.speculate, draft_model=head, drafter=drafter
-        )
-        assert torch.equal(ours, plain())
+        assert torch.equal(ours(draft_model=head, drafter=drafter), plain())
 
 
 def test_a_head_drafts_under_the_rules_of_the_request(
@@ -96,15 +86,8 @@ def test_a_head_drafts_under_the_rules_of_the_request(
         return parts
 
     monkeypatch.setattr(transformers_programs, "make_components", noted)
-    sampled = {
-        **SETTINGS,
-        "do_sample": True,
-        "temperature": 0.7,
-        "top_k": 9,
-        "custom_generate": monge.speculate,
-        "seed": 3,
-    }
-    rows = [target().generate(**sampled, draft_model=heads["eagle3"]) for _ in range(2)]
+    sampled = {"do_sample": True, "temperature": 0.7, "top_k": 9, "seed": 3}
+    rows = [ours(**sampled, draft_model=heads["eagle3"]) for _ in range(2)]
     assert torch.equal(*rows)
     drafter = seen[0].drafter  # type: ignore[attr-defined]
     assert isinstance(drafter, Head)
@@ -112,22 +95,12 @@ def test_a_head_drafts_under_the_rules_of_the_request(
 
 
 def test_drafters_that_do_not_fit_are_refused(heads: dict[str, Path], tmp_path: Path) -> None:
-    host, made = target(), eagle3(HIDDEN * 2, VOCAB).write(tmp_path / "wide")
-    with pytest.raises(OptionError, match="states 64 wide"):
-        host.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=made)
-    with pytest.raises(OptionError, match="takes no head"):
-        host.generate(
-            **SETTINGS,
-            custom_generate=monge.speculate,
-            draft_model=heads["eagle3"],
-            drafter="suffix",
-        )
-    with pytest.raises(ModelLoadError):
-        host.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=tmp_path / "nothing")
-    with pytest.raises(OptionError, match="takes no draft model"):
-        host.generate(
-            **SETTINGS,
-            custom_generate=monge.speculate,
-            draft_model=perturbed(host),
-            drafter="ngram",
-        )
+    made = eagle3(HIDDEN * 2, VOCAB).write(tmp_path / "wide")
+    for settings, message in (
+        ({"draft_model": made}, "states 64 wide"),
+        ({"draft_model": heads["eagle3"], "drafter": "suffix"}, "takes no head"),
+        ({"draft_model": perturbed(target()), "drafter": "ngram"}, "takes no draft model"),
+        ({"draft_model": tmp_path / "nothing"}, "nothing"),
+    ):
+        with pytest.raises((OptionError, ModelLoadError), match=message):
+            ours(**settings)

@@ -6,6 +6,7 @@ the call that users make, for three.
 """
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -38,14 +39,8 @@ CASES = {
     "min_p": {"min_p": 0.2, "temperature": 1.5},
     "typical": {"typical_p": 0.8},
     "penalty": {"repetition_penalty": 1.7},
-    "all": {
-        "repetition_penalty": 1.5,
-        "no_repeat_ngram_size": 2,
-        "temperature": 0.8,
-        "top_k": 4,
-        "top_p": 0.95,
-        "min_p": 0.02,
-    },
+    "all": {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "temperature": 0.8}
+    | {"top_k": 4, "top_p": 0.95, "min_p": 0.02},
 }
 
 
@@ -56,13 +51,8 @@ def target():
 def inputs():
     ids = torch.tensor([PAD_LEFT + PROMPT])
     mask = torch.tensor([[0] * len(PAD_LEFT) + [1] * len(PROMPT)])
-    return {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "do_sample": True,
-        "max_new_tokens": HORIZON,
-        "eos_token_id": None,
-    }
+    settings = {"do_sample": True, "max_new_tokens": HORIZON, "eos_token_id": None}
+    return {"input_ids": ids, "attention_mask": mask, **settings}
 
 
 def processors_of(settings):
@@ -112,13 +102,8 @@ def test_exact_law_of_two_tokens(case, tree):
     verifier = "rrs" if "iid" in tree else None
     parts = make_components(model, draft, tree=tree, verifier=verifier)
 
-    found = loop_law(
-        lambda: parts,
-        2,
-        PROMPT,
-        max_new_tokens=2,
-        make_processors=lambda: row_processors(processors, 0, 1, torch.tensor([PAD_LEFT])),
-    )
+    make = partial(row_processors, processors, 0, 1, torch.tensor([PAD_LEFT]))
+    found = loop_law(lambda: parts, 2, PROMPT, max_new_tokens=2, make_processors=make)
     assert law_error(found, law_of_plain_forwards(settings, 2)) < ROUNDING
 
 
@@ -157,12 +142,7 @@ def check(case, num_samples, **options):
     found = samples(CASES[case], num_samples, seed=21, **options)
     values = [p_value(found, law)]
     for place in range(HORIZON):
-        values.append(
-            p_value(
-                [(text[place],) for text in found],
-                {(token,): p for token, p in marginal(law, place).items()},
-            )
-        )
+        values.append(p_value([text[place] for text in found], marginal(law, place)))
     assert min(values) > ALPHA, values
 
 
@@ -202,11 +182,6 @@ def test_the_hosts_generator_seeds_a_call():
 
 def test_greedy_leaves_the_hosts_generator_alone():
     state = torch.random.get_rng_state()
-    target().generate(
-        torch.tensor([PROMPT]),
-        do_sample=False,
-        max_new_tokens=4,
-        custom_generate=monge.speculate,
-        draft_model=perturbed(target()),
-    )
+    ours = {"custom_generate": monge.speculate, "draft_model": perturbed(target())}
+    target().generate(torch.tensor([PROMPT]), do_sample=False, max_new_tokens=4, **ours)
     assert torch.equal(torch.random.get_rng_state(), state)

@@ -28,35 +28,19 @@ ROWS = prompts((6, 4), seed=8)
 def speculate(**settings):
     target = network("llama")
     options = {"max_new_tokens": 4, "do_sample": False, "draft_model": perturbed(target)}
-    return target.generate(
-        **options | padded(ROWS) | settings,
-        custom_generate=monge.speculate,
-    )
+    return target.generate(**options | padded(ROWS) | settings, custom_generate=monge.speculate)
 
 
+GUIDANCE = [UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, None)]
+# Fields of the configuration have theirs in `tests/plugins/test_generation_settings.py`.
 REFUSED = {
-    "beams": ({"num_beams": 2}, "decoding method 'beam_search'"),
-    "contrastive": ({"penalty_alpha": 0.6, "top_k": 4}, "decoding method 'contrastive_search'"),
-    "assisted": ({"prompt_lookup_num_tokens": 3}, "give drafter='ngram"),
-    "static cache": ({"cache_implementation": "static"}, "cache_implementation='static'"),
-    "no cache": ({"use_cache": False}, "use_cache=False"),
-    "hidden states": (
-        {"return_dict_in_generate": True, "output_hidden_states": True},
-        "output_hidden_states",
-    ),
-    "right padding": (
-        {"attention_mask": torch.tensor([[1] * 6, [1, 1, 1, 1, 0, 0]])},
-        "on the left",
-    ),
+    "right padding": ({"attention_mask": torch.tensor([[1] * 6, [1] * 4 + [0, 0]])}, "on the left"),
     "hole": ({"attention_mask": torch.tensor([[1] * 6, [1, 0, 1, 1, 1, 1]])}, "pad on the left"),
     "positions": ({"position_ids": torch.arange(6).repeat(2, 1) + 1}, "position_ids"),
     "tree and object": ({"drafter": "ngram", "tree": "chain"}, "takes no"),
     "unknown tree": ({"tree": "oak"}, "tree 'oak'"),
     "chain rule for trees": ({"verifier": "single_draft", "tree": "best_first"}, "at most 1 cand"),
-    "guidance": (
-        {"logits_processor": [UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, None)]},
-        "UnbatchedClassifierFreeGuidance.*runs a model of its own",
-    ),
+    "guidance": ({"logits_processor": GUIDANCE}, "FreeGuidance.*runs a model of its own"),
     "vocabulary": ({"draft_model": network("llama", vocab_size=88)}, "88 tokens, the target 97"),
 }
 
@@ -132,13 +116,9 @@ def test_a_filled_or_static_cache_is_refused_under_any_keyword(later):
 
 
 def test_model_inputs_beside_the_text_are_refused():
+    kinds = {"token_type_ids": torch.zeros(2, 6, dtype=torch.long)}
     with pytest.raises(OptionError, match="model inputs beside the text: token_type_ids"):
-        network("gpt2").generate(
-            **padded(ROWS),
-            token_type_ids=torch.zeros(2, 6, dtype=torch.long),
-            max_new_tokens=2,
-            custom_generate=monge.speculate,
-        )
+        network("gpt2").generate(**padded(ROWS), **kinds, custom_generate=monge.speculate)
 
 
 @pytest.mark.filterwarnings("ignore")  # T5 has no settings of its own for the length
@@ -152,14 +132,9 @@ def test_an_encoder_decoder_is_refused():
 
 def test_a_text_longer_than_the_context_is_refused():
     target = network("llama", max_position_embeddings=16)
+    options = {"custom_generate": monge.speculate, "drafter": "none"}
     with pytest.raises(ContextLengthError, match="exceeds the target's context length of 16"):
-        target.generate(
-            **padded(ROWS),
-            max_new_tokens=11,
-            do_sample=False,
-            custom_generate=monge.speculate,
-            drafter="none",
-        )
+        target.generate(**padded(ROWS), max_new_tokens=11, do_sample=False, **options)
 
 
 def test_generate_drops_the_tokenizer_of_stop_strings():

@@ -27,12 +27,8 @@ def test_texts_survive_whatever_is_read_beside_them(family: str, seed: int) -> N
             opened += 1
         asked = chance.sample(sorted(texts), chance.randint(0, len(texts)))
         if asked and chance.random() < 0.5:
-            pieces = {
-                one: tuple(
-                    chance.randrange(FIRST_WORD, VOCAB) for _ in range(chance.randint(1, 40))
-                )
-                for one in asked
-            }
+            words = range(FIRST_WORD, VOCAB)
+            pieces = {one: tuple(chance.choices(words, k=chance.randint(1, 40))) for one in asked}
             model.append(pieces)
             texts |= {one: texts[one] + piece for one, piece in pieces.items()}
         elif asked:
@@ -48,15 +44,13 @@ def test_texts_survive_whatever_is_read_beside_them(family: str, seed: int) -> N
         fresh = HfTreeModel(net)
         seen = fresh.watch((1,))
         fresh.open({one: text})
-        torch.testing.assert_close(
-            model.extend({one: TREE})[one], fresh.extend({one: TREE})[one], rtol=1e-3, atol=1e-3
-        )
+        logits = [reader.extend({one: TREE})[one] for reader in (model, fresh)]
+        torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-3)
         model.commit({one: (0, 2)})
         fresh.commit({one: (0, 2)})
-        ours, theirs = watched.take(one), seen.take(one)
-        assert ours is not None
-        assert theirs is not None
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+        states = watched.take(one), seen.take(one)
+        assert None not in states
+        torch.testing.assert_close(*states, rtol=1e-3, atol=1e-3)
 
 
 def test_a_row_that_moves_leaves_nothing_behind() -> None:
@@ -74,9 +68,8 @@ def test_a_row_that_moves_leaves_nothing_behind() -> None:
         llama.model.embed_tokens.weight[9] = sound
     model.commit({1: ()})
     for asked in ((0, 2, 3), (2, 3), (0, 2)):
-        assert all(
-            logits.isfinite().all() for logits in model.extend(dict.fromkeys(asked, TREE)).values()
-        )
+        logits = model.extend(dict.fromkeys(asked, TREE))
+        assert all(rows.isfinite().all() for rows in logits.values())
         model.commit(dict.fromkeys(asked, (0, 1, 3)))
 
 
@@ -133,10 +126,7 @@ def test_a_first_forward_that_fails_half_way_leaves_a_usable_cache():
     llama = network("llama", max_position_embeddings=4096)
     model = HfTreeModel(llama)
 
-    def fail(module, args, output):
-        raise RuntimeError("out of memory")
-
-    hook = llama.model.layers[1].register_forward_hook(fail)
+    hook = llama.model.layers[1].register_forward_hook(run_out)
     try:
         with pytest.raises(RuntimeError, match="out of memory"):
             model.open({0: (5, 6)})

@@ -28,15 +28,14 @@ COMMON = {
     "tie_word_embeddings": False,
 }
 MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
-GPT2_SIZES = {
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 512,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-}
+GPT2_SIZES = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}
+GPT2_SIZES |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0}
 WINDOW = 12  # prompts of a few tokens cross it while they are decoded
+
+
+SLIDES = "sliding_attention"
+GEMMA = {"num_hidden_layers": 4, "head_dim": 8, "sliding_window": WINDOW}
+GEMMA |= {"query_pre_attn_scalar": 8}
 
 
 @dataclass(frozen=True)
@@ -54,29 +53,9 @@ FAMILIES = {
     "qwen3": Family("qwen3", {"head_dim": 8}),
     "mistral": Family("mistral", {"sliding_window": None}),
     "mistral_window": Family("mistral", {"sliding_window": WINDOW}),
-    "gemma2": Family(
-        "gemma2",
-        {
-            "num_hidden_layers": 4,
-            "head_dim": 8,
-            "query_pre_attn_scalar": 8,
-            "sliding_window": WINDOW,
-        },
-    ),
+    "gemma2": Family("gemma2", GEMMA),
     "gemma3": Family(
-        "gemma3_text",
-        {
-            "num_hidden_layers": 4,
-            "head_dim": 8,
-            "query_pre_attn_scalar": 8,
-            "sliding_window": WINDOW,
-            "layer_types": [
-                "sliding_attention",
-                "sliding_attention",
-                "full_attention",
-                "sliding_attention",
-            ],
-        },
+        "gemma3_text", GEMMA | {"layer_types": [SLIDES, SLIDES, "full_attention", SLIDES]}
     ),
     "phi3": Family("phi3", {}),
     "gpt2": Family("gpt2", GPT2_SIZES),
@@ -93,20 +72,10 @@ FAMILIES = {
     ),
     "deepseek_v3": Family(
         "deepseek_v3",
-        {
-            **MOE,
-            "num_key_value_heads": 4,
-            "n_routed_experts": 4,
-            "n_shared_experts": 1,
-            "n_group": 2,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-            "q_lora_rank": 16,
-            "kv_lora_rank": 16,
-            "qk_nope_head_dim": 8,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": 8,
-        },
+        MOE
+        | {"num_key_value_heads": 4, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 2}
+        | {"topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16}
+        | {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
     ),
 }
 STATEFUL = {
@@ -135,14 +104,10 @@ def network(name: str, attention: str = "eager", **changes: Any) -> PreTrainedMo
 @cache
 def _made(name: str, attention: str, changes: tuple[tuple[str, Any], ...]) -> PreTrainedModel:
     family = FAMILIES[name]
-    config = AutoConfig.for_model(
-        family.model_type, **{**COMMON, **family.settings, **dict(changes)}
-    )
-    return seeded(
-        lambda: AutoModelForCausalLM.from_config(
-            config, attn_implementation=attention, dtype=torch.float32
-        ).eval()
-    )
+    settings = {**COMMON, **family.settings, **dict(changes)}
+    config = AutoConfig.for_model(family.model_type, **settings)
+    options = {"attn_implementation": attention, "dtype": torch.float32}
+    return seeded(lambda: AutoModelForCausalLM.from_config(config, **options).eval())
 
 
 @cache

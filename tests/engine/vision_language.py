@@ -34,11 +34,8 @@ TOWER = {
 """Settings of a vision tower, as far as it knows them."""
 IMAGE_TOKEN = 96
 AXES = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
-BY_TURNS = {
-    "num_hidden_layers": 4,
-    "sliding_window": WINDOW,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-}
+BY_TURNS = {"num_hidden_layers": 4, "sliding_window": WINDOW}
+BY_TURNS |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
 TREES: dict[str, dict[str, Any]] = {
     "llava": {},
     "qwen2_vl": AXES | BY_TURNS | {"use_sliding_window": True},
@@ -80,16 +77,10 @@ def made(name: str, attention: str = "eager") -> PreTrainedModel:
     top = {"vision_feature_layer": -1, "projector_hidden_size": 16, "tie_word_embeddings": False}
     settings = _known(usual, image | top | {"image_seq_length": 4}) | parts
     config = AutoConfig.for_model(name, **settings)
-    return seeded(
-        lambda: AutoModelForImageTextToText.from_config(
-            config, attn_implementation=attention, dtype=torch.float32
-        ).eval()
-    )
+    options: dict[str, Any] = {"attn_implementation": attention, "dtype": torch.float32}
+    return seeded(lambda: AutoModelForImageTextToText.from_config(config, **options).eval())
 
 
 def _known(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in settings.items()
-        if name in vars(config) or name in config.attribute_map
-    }
+    names = vars(config).keys() | config.attribute_map.keys()
+    return {name: value for name, value in settings.items() if name in names}

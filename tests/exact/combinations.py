@@ -11,7 +11,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from random import Random
@@ -49,29 +49,13 @@ ENUMERABLE_OPTIMAL: Final = "optimal_given_candidates"
 
 def verifiers() -> list[str]:
     """Every verifier that can be enumerated, `layer` with every inner rule and with its own choice."""
-    texts = [
-        "layer" if name == "layer" else name
-        for name in VERIFIERS
-        if name not in {"optimal", "gumbel"}
-    ]
+    texts = [name for name in VERIFIERS if name not in {"optimal", "gumbel"}]
     inner = [ENUMERABLE_OPTIMAL if name == "optimal" else name for name in FLOW_RULES]
-    return [
-        *texts,
-        ENUMERABLE_OPTIMAL,
-        *(f"layer({name!r})" for name in inner),
-    ]
+    return [*texts, ENUMERABLE_OPTIMAL, *(f"layer({name!r})" for name in inner)]
 
 
 WAYS: Final = (
-    *(
-        "iid",
-        "without_replacement",
-        "top",
-        "greedy_plus_one",
-        "mixed(0)",
-        "mixed",
-        "mixed(2)",
-    ),
+    *("iid", "without_replacement", "top", "greedy_plus_one", "mixed(0)", "mixed", "mixed(2)"),
     "temperatures((0.7, 1.6))",
 )
 """How children are drawn."""
@@ -91,13 +75,7 @@ class Pruned(TreeBuilder):
 
     @property
     def limits(self) -> TreeLimits:
-        own = self.grown.limits
-        return TreeLimits(
-            proposes=frozenset[type[Proposal]]({Arbitrary}),
-            max_width=own.max_width,
-            max_depth=own.max_depth,
-            max_nodes=own.max_nodes,
-        )
+        return replace(self.grown.limits, proposes=frozenset[type[Proposal]]({Arbitrary}))
 
     def expand(
         self,
@@ -111,9 +89,8 @@ class Pruned(TreeBuilder):
         law_of = dict(zip(frontier, laws, strict=True))
         for node in range(1, tree.num_nodes):
             if (parent := tree.parents[node]) in law_of:
-                tree.path_probs[node] = tree.path_probs[parent] * law_of[parent].prob(
-                    tree.token_ids[node]
-                )
+                prob = law_of[parent].prob(tree.token_ids[node])
+                tree.path_probs[node] = tree.path_probs[parent] * prob
         return grown
 
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
@@ -151,9 +128,8 @@ def _texts(builder: str, way: str, widths: Text) -> list[str]:
         "paths": [f"paths({width}, {depth})"],
         "pruned": [f"pruned({size}, {widths}, {way!r})" for size in (1, 3)],
     }
-    ranked = [
-        f"{builder}({size}, {depth}, {width}, {beam})" for size, beam in product((2, 4, 6), (1, 2))
-    ]
+    sizes = product((2, 4, 6), (1, 2))
+    ranked = [f"{builder}({size}, {depth}, {width}, {beam})" for size, beam in sizes]
     return texts.get(builder, ranked)
 
 
@@ -165,9 +141,8 @@ def shapes(verifier: str) -> dict[str, tuple[Shape, ...]]:
         for text in _texts(builder, way, widths):
             if (limits := _limits(text)) is not None and _is_legal(limits, verifier):
                 is_sampled = limits.proposes != {Deterministic}
-                found.setdefault(builder, {})[
-                    Shape(text, limits.max_depth, limits.max_nodes, is_sampled)
-                ] = None
+                shape = Shape(text, limits.max_depth, limits.max_nodes, is_sampled)
+                found.setdefault(builder, {})[shape] = None
     return {builder: tuple(own) for builder, own in found.items()}
 
 
@@ -234,10 +209,7 @@ class Round:
     @property
     def plan(self) -> DraftPlan:
         """The limits."""
-        return DraftPlan(
-            max_nodes=self.max_nodes,
-            max_depth=self.max_depth,
-        )
+        return DraftPlan(max_nodes=self.max_nodes, max_depth=self.max_depth)
 
 
 RULES: Final = (
@@ -288,10 +260,8 @@ def _weights(random: Random, vocab: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _law(random: Random, vocab: int) -> tuple[int, ...]:
-    style = random.choice(("positive", "positive", "positive", "zeros", "ties", "point mass"))
-    largest, least = {"positive": (9, 1), "zeros": (6, 0), "ties": (2, 1), "point mass": (0, 0)}[
-        style
-    ]
+    positive, zeros, ties, point_mass = (9, 1), (6, 0), (2, 1), (0, 0)
+    largest, least = random.choice((positive, positive, positive, zeros, ties, point_mass))
     weights = [random.randint(least, largest) for _ in range(vocab)]
     weights[random.randrange(vocab)] += 1
     return tuple(weights)
@@ -324,9 +294,8 @@ class _Target:
 
     def law(self, path: Text) -> Law:
         if path not in self._made:
-            self._made[path] = law_from_logits(
-                self._model._logits_after(PROMPT + path), self._rules
-            )
+            logits = self._model._logits_after(PROMPT + path)
+            self._made[path] = law_from_logits(logits, self._rules)
         return self._made[path]
 
     def target_masses(self, path: Text) -> np.ndarray:
@@ -369,9 +338,7 @@ def round_error(case: Round) -> float:
         )
         (draft,) = drafter.draft([context], drafter.open([context]), [case.plan], [draws])
         tree = draft.tree
-        kinds = tuple(
-            (type(proposal), getattr(proposal, "width", None)) for proposal in tree.proposals
-        )
+        kinds = tuple((type(one), getattr(one, "width", None)) for one in tree.proposals)
         # Laws are a function of the path.
         key = tree.token_ids, tree.parents, tree.candidates, kinds
         found.setdefault(key, tree)

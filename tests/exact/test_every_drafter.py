@@ -19,7 +19,7 @@ from monge.testing.tabular import RandomTable, TabularModel
 from tests.draft.test_cross_tokenizer import foreign
 from tests.heads.toy import random_head
 
-VOCAB = 3
+VOCAB, POOL = 3, "pool('ngram(2)', 'model')"
 
 
 def target() -> TabularModel:
@@ -30,8 +30,8 @@ def draft_model() -> TabularModel:
     return TabularModel(RandomTable(VOCAB, 23), VOCAB)
 
 
-def other_draft_model() -> TabularModel:
-    return TabularModel(RandomTable(VOCAB, 31), VOCAB)
+def drafts() -> list[TabularModel]:
+    return [draft_model(), TabularModel(RandomTable(VOCAB, 31), VOCAB)]
 
 
 def shape() -> Components:
@@ -44,16 +44,10 @@ def shape() -> Components:
 
 MADE: dict[str, Callable[[], Components]] = {
     "model": lambda: make_components(target(), draft_model(), tree="chain(2)"),
-    "ensemble": lambda: make_components(
-        target(), [draft_model(), other_draft_model()], drafter="ensemble(depth=1)"
-    ),
+    "ensemble": lambda: make_components(target(), drafts(), drafter="ensemble(depth=1)"),
     "shape": shape,
-    "retokenize": lambda: make_components(
-        target(), foreign(), drafter="retokenize(num_own_tokens=2)"
-    ),
-    "pool": lambda: make_components(
-        target(), draft_model(), drafter="pool('ngram(2)', 'model')", tree="chain(2)"
-    ),
+    "retokenize": lambda: make_components(target(), foreign(), drafter="retokenize(2)"),
+    "pool": lambda: make_components(target(), draft_model(), drafter=POOL, tree="chain(2)"),
     "ngram": lambda: make_components(target(), drafter="ngram(num_draft_tokens=2)"),
     "suffix": lambda: make_components(target(), drafter="suffix(num_nodes=3, depth=2)"),
     "none": lambda: make_components(target(), drafter="none"),
@@ -67,10 +61,6 @@ def test_none_is_left_out() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("drafter", MADE)
 def test_every_drafter_keeps_the_law(drafter: str, temperature: float) -> None:
-    case = Case(
-        prompt=(0, 2, 0, 1, 0),
-        horizon=2,
-        max_new_tokens=2,
-        rules=SamplingRules(temperature=temperature),
-    )
+    rules = SamplingRules(temperature=temperature)
+    case = Case(prompt=(0, 2, 0, 1, 0), horizon=2, max_new_tokens=2, rules=rules)
     assert law_error(output_law(MADE[drafter], case), target_law(target(), case)) < 1e-12

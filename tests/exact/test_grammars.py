@@ -62,10 +62,10 @@ def allowed(regex, written):
     forced = forced.removesuffix("a") if len(set(endings)) > 1 else forced
     if forced:
         return {2 if forced.startswith("ab") else PIECES.index(forced[0])}
-    starts = {
+    starts = [
         token for token in range(END) if any(one.startswith(PIECES[token]) for one in endings)
-    }
-    return starts | ({END} if "" in endings else set())
+    ]
+    return {*starts, *([END] if "" in endings else [])}
 
 
 def true_law(regex, rules, seed=11):
@@ -92,10 +92,9 @@ def written_law(compiler, regex, rules=SamplingRules(), **parts):  # noqa: B008 
         draft = None if is_lookup else TabularModel(RandomTable(SIZE, 23), SIZE)
         return make_components(TabularModel(RandomTable(SIZE, 11), SIZE), draft, **parts)
 
+    options = {"rules": rules, "eos_ids": frozenset({END}), "seed": 0}
     state = compiler.compile(Grammar.regex(regex))
-    return loop_law(
-        make, HORIZON, PROMPT, grammar=state, rules=rules, eos_ids=frozenset({END}), seed=0
-    )
+    return loop_law(make, HORIZON, PROMPT, grammar=state, **options)
 
 
 @pytest.mark.parametrize("regex", REGEXES.values(), ids=REGEXES)
@@ -175,9 +174,8 @@ def test_forced_tokens_are_offered_in_the_enumerated_rounds(compiler, monkeypatc
 def test_a_node_where_the_grammar_ends_in_nothing_fails_where_it_is_asked_alone(compiler):
     """After "b" no token of the vocabulary can follow, which plain decoding may never meet."""
     state = compiler.compile(Grammar.regex("a|bz"))
-    context = Context(
-        request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=SamplingRules(temperature=0.5)
-    )
+    rules = SamplingRules(temperature=0.5)
+    context = Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=rules)
     laws = NodeLaws(torch.zeros(2, SIZE), fixed_chain(0, (1,)), context, (), state)
     assert (laws[0].prob(0), laws[0].prob(1), laws[0].prob(2)) == (0.5, 0.5, 0)
     rows = rule_rows([laws.rules], laws.scores)

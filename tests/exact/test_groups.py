@@ -43,9 +43,8 @@ def group(
 ) -> tuple[Session, Session]:
     """Two completions of a prompt, as a request with `n=2` makes them, but for their draws."""
     decoder = Decoder(components)
-    requests = decoder.requests(
-        case.prompt, n=2, max_new_tokens=case.max_new_tokens, temperature=1.0
-    )
+    options = {"max_new_tokens": case.max_new_tokens, "temperature": 1.0}
+    requests = decoder.requests(case.prompt, n=2, **options)
     assert [request.row for request in requests] == [0, 1]
     first, second = (
         decoder.session(replace(request, draws=own))

@@ -15,13 +15,10 @@ def test_two_dice():
 
 
 def test_branches_of_mass_zero_do_not_exist():
-    law = exact_law(
-        lambda draws: (
-            draws.bernoulli(0.0),
-            draws.bernoulli(1.0),
-            draws.categorical(dense_law([0, 1])),
-        )
-    )
+    def run(draws):
+        return draws.bernoulli(0.0), draws.bernoulli(1.0), draws.categorical(dense_law([0, 1]))
+
+    law = exact_law(run)
     assert law == {(False, True, 1): 1.0}
 
 
@@ -32,13 +29,12 @@ def test_a_probability_beyond_one_is_an_error():
 
 def test_hidden_state_is_an_error():
     state = itertools.count()
+
+    def run(draws):
+        return draws.categorical(dense_law([1] * (2 + next(state)))), draws.bernoulli(0.5)
+
     with pytest.raises(OracleError, match="no function of its draws"):
-        exact_law(
-            lambda draws: (
-                draws.categorical(dense_law([1] * (2 + next(state)))),
-                draws.bernoulli(0.5),
-            )
-        )
+        exact_law(run)
 
 
 def test_too_many_branches_are_an_error():

@@ -20,7 +20,7 @@ from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.draft.test_cross_tokenizer import foreign
 
-VOCAB = 3
+VOCAB, LONG_MATCHES = 3, "pool('ngram(2)', 'model', min_nodes=2)"
 EXACT = 1e-12
 
 
@@ -54,24 +54,13 @@ def parts(kind: str, draft: Bounded) -> Components:
         "best first": {"drafter": "model", "tree": "best_first(4, 3, 2, 1)"},
         "pool": {"drafter": "pool('ngram(2)', 'model')", "tree": "chain(2)"},
         "pool, model first": {"drafter": "pool('model', 'ngram(2)')", "tree": "chain(2)"},
-        "pool, long matches": {
-            "drafter": "pool('ngram(2)', 'model', min_nodes=2)",
-            "tree": "chain(2)",
-        },
+        "pool, long matches": {"drafter": LONG_MATCHES, "tree": "chain(2)"},
     }
     return make_components(target(), draft, **made[kind])
 
 
-KINDS = (
-    "chain",
-    "tree",
-    "paths",
-    "best first",
-    "ensemble",
-    "pool",
-    "pool, model first",
-    "pool, long matches",
-)
+KINDS = ("chain", "tree", "paths", "best first", "ensemble")
+KINDS += ("pool", "pool, model first", "pool, long matches")
 
 
 # Two draft models, and room for a draft of the whole text: half a minute.

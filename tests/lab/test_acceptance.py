@@ -26,34 +26,22 @@ def test_resamples_are_paired_and_cover_the_mean():
 
 PROMPTS = (Prompt(task="a", text="The sea was"), Prompt(task="b", text="Once upon"))
 LOG = LogSettings(max_new_tokens=6, nodes_per_text=2, roots_per_text=1, draft_top_k=4)
-SETTINGS = AcceptanceSettings(
-    temperatures=(1.0,),
-    candidates=(1, 2),
-    budgets=(4,),
-    path_counts=(1, 2),
-    path_depths=(2,),
-    samples=1,
-    verifications=1,
-    log=LOG,
-)
+SHAPES = {"candidates": (1, 2), "budgets": (4,), "path_counts": (1, 2), "path_depths": (2,)}
+SETTINGS = AcceptanceSettings(temperatures=(1.0,), samples=1, verifications=1, log=LOG, **SHAPES)
 
 
 @pytest.fixture(scope="module")
 def document(tiny_pair):
     steps = []
-    found = measure_acceptance(
-        tiny_pair, PROMPTS, SETTINGS, progress=lambda *call: steps.append(call)
-    )
+    progress = lambda *call: steps.append(call)  # noqa: E731
+    found = measure_acceptance(tiny_pair, PROMPTS, SETTINGS, progress=progress)
     assert steps[0] == ("starting", len(steps) - 1)
     return found
 
 
 def test_no_rule_beats_the_optimum_at_a_node(document):
-    best = {
-        (r["candidates"], r["drafting"]): r["acceptance"]["mean"]
-        for r in document["nodes"]
-        if r["rule"] == OPTIMUM
-    }
+    optima = [record for record in document["nodes"] if record["rule"] == OPTIMUM]
+    best = {(one["candidates"], one["drafting"]): one["acceptance"]["mean"] for one in optima}
     compared = 0
     for record in document["nodes"]:
         if record["how"] == "closed form":
@@ -71,13 +59,9 @@ def test_rounds(document):
             assert record["num_rounds"] == 2
     assert {"chain", "binary", "comb"} <= {record["family"] for record in document["rounds"]}
     assert all(record["num_nodes"] <= record["budget"] for record in document["rounds"])
-    one_draft = [
-        record["over_one_draft"]
-        for record in document["paths"]
-        if (record["tree"], record["rule"]) == ("paths(num_paths=1, depth=2)", "single_draft")
-    ]
-    assert one_draft
-    assert all(one == {"mean": 1.0, "low": 1.0, "high": 1.0} for one in one_draft)
+    of_pairs = {(one["tree"], one["rule"]): one["over_one_draft"] for one in document["paths"]}
+    one_draft = of_pairs["paths(num_paths=1, depth=2)", "single_draft"]
+    assert one_draft == {"mean": 1.0, "low": 1.0, "high": 1.0}
 
 
 def test_plots_are_written(document, tmp_path):
@@ -88,9 +72,8 @@ def test_plots_are_written(document, tmp_path):
 def test_command(lab, tiny_paths, tmp_path):
     target, draft = tiny_paths
     (tmp_path / "prompts.txt").write_text("The sea was\n")
-    places = (
-        f"--target {target} --draft {draft} --out {tmp_path}/out --prompts {tmp_path}/prompts.txt"
-    )
+    files = f"--out {tmp_path}/out --prompts {tmp_path}/prompts.txt"
+    places = f"--target {target} --draft {draft} {files}"
     chosen = "--quick --temperature 1 --candidates 1 --nodes 2 --draft-top-k 3 --no-plots --json"
     result = lab("acceptance", places, chosen)
     assert result.exit_code == 0, result.stderr

@@ -18,16 +18,12 @@ def run(monkeypatch, tmp_path):
     from typer.testing import CliRunner
 
     def invoke(recorded, *arguments, code=0, **bounds):
-        line = (
-            f"import sys; print('noise'); print({json.dumps({'arms': ARMS})!r}); sys.exit({code})"
-        )
+        told = json.dumps({"arms": ARMS})
+        line = f"import sys; print('noise'); print({told!r}); sys.exit({code})"
+        arm, bounds = {"arm": {"world": "w"}}, bounds or {"share": 0.95}
         figures = [
-            {"arm": {"world": "w"}, "field": field, "recorded": value, "share": 0.95}
-            for field, value in recorded.items()
+            arm | {"field": field, "recorded": value} | bounds for field, value in recorded.items()
         ]
-        for figure in figures if bounds else ():
-            del figure["share"]
-            figure.update(bounds)
         path = tmp_path / "baselines.json"
         path.write_text(json.dumps({"one": {"command": ["-c", line], "figures": figures}}))
         monkeypatch.setattr(gates, "BASELINES", path)
@@ -44,16 +40,11 @@ def test_figures(run, ratio, code, word):
 
 
 @pytest.mark.parametrize(
-    ("bounds", "is_held"),
-    [
-        ({"most": 1.2}, True),
-        ({"most": 1.1}, False),
-        ({"least": 1.2}, True),
-        ({"least": 1.3}, False),
-    ],
+    ("name", "bound", "is_held"),
+    [("most", 1.2, True), ("most", 1.1, False), ("least", 1.2, True), ("least", 1.3, False)],
 )
-def test_absolute_bounds(run, bounds, is_held):
-    result = run({"ratio": 9.0}, **bounds)
+def test_absolute_bounds(run, name, bound, is_held):
+    result = run({"ratio": 9.0}, **{name: bound})
     assert (result.exit_code == 0) == is_held
 
 
@@ -95,18 +86,14 @@ def test_a_count_above_its_ceiling_fails(monkeypatch, tmp_path, ceilings, code):
 
 def raised(before: dict[str, dict[str, int]], after: dict[str, dict[str, int]]) -> list[str]:
     """Return the counts whose ceiling is higher than it was."""
-    return [
-        name
-        for name, bounds in after.items()
-        if name in before and bounds["ceiling"] > before[name]["ceiling"]
-    ]
+    names = before.keys() & after.keys()
+    return [name for name in names if after[name]["ceiling"] > before[name]["ceiling"]]
 
 
 def test_a_ceiling_is_raised_by_a_commit_of_its_own():
     def git(*arguments):
-        return subprocess.run(
-            ["git", *arguments], cwd=house.ROOT, check=True, capture_output=True, text=True
-        ).stdout
+        options = {"cwd": house.ROOT, "check": True, "capture_output": True, "text": True}
+        return subprocess.run(["git", *arguments], **options).stdout
 
     path = house.CEILINGS.relative_to(house.ROOT).as_posix()
     try:
@@ -121,10 +108,8 @@ def test_a_ceiling_is_raised_by_a_commit_of_its_own():
 
 
 def test_lines_of_code():
-    source = (
-        '"""A docstring."""\n\nimport os\nfrom a import (\n    b,\n)\n\n# why\nx = (\n    1\n)\n'
-    )
-    assert house.lines_of_code(source) == 3
+    imports = '"""A docstring."""\n\nimport os\nfrom a import (\n    b,\n)\n'
+    assert house.lines_of_code(imports + "\n# why\nx = (\n    1\n)\n") == 3
 
 
 HOUSE = {

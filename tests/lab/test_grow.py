@@ -1,5 +1,8 @@
 """Grown networks say what the small one says, at another size; as GGUF files they are read back."""
 
+import itertools
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -112,12 +115,9 @@ def test_numbers_are_within_half_a_step(name, mean, seed, scale, offset):
 
 def test_types_are_mixed_as_llama_cpp_mixes_them():
     six = {0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 24, 25, 26, 27}
-    for layer in range(28):
-        found = {
-            type_of(f"blk.{layer}.{name}.weight", 1024, 28, "Q4_K_M", tied=True)
-            for name in ("attn_v", "ffn_down")
-        }
-        assert found == {"Q6_K" if layer in six else "Q4_K"}
+    for layer, name in itertools.product(range(28), ("attn_v", "ffn_down")):
+        found = type_of(f"blk.{layer}.{name}.weight", 1024, 28, "Q4_K_M", tied=True)
+        assert found == ("Q6_K" if layer in six else "Q4_K")
     for name, depth, mix, tied, kind in (
         ("blk.0.attn_q.weight", 512, "Q4_K_M", True, "Q4_K"),
         ("blk.0.attn_q.weight", 576, "Q4_K_M", True, "Q5_0"),
@@ -131,22 +131,17 @@ def test_types_are_mixed_as_llama_cpp_mixes_them():
         assert type_of(name, depth, 28, mix, tied=tied) == kind, name
 
 
-@pytest.mark.parametrize(
-    ("mix", "distance"),
-    [
-        ("Q4_K_M", 0.05),
-        *(pytest.param(*row, marks=pytest.mark.slow) for row in (("Q8_0", 0.008), ("BF16", 0))),
-    ],
-)
+SLOW = [pytest.param(*row, marks=pytest.mark.slow) for row in (("Q8_0", 0.008), ("BF16", 0))]
+
+
+@pytest.mark.parametrize(("mix", "distance"), [("Q4_K_M", 0.05), *SLOW])
 def test_a_gguf_file_is_read_back(tmp_path, monkeypatch, mix, distance):
     monkeypatch.setenv("MONGE_CACHE", str(tmp_path / "cache"))
     source, path = built_in("target"), tmp_path / "new.gguf"
     target, tokenizer = load_network(source), load_tokenizer(source)
     counts = write_gguf(target, tokenizer, path, mix)
     tensors = gguf.GGUFReader(path).tensors
-    assert counts == {
-        kind: [one.tensor_type.name for one in tensors].count(kind) for kind in counts
-    }
+    assert counts == Counter(one.tensor_type.name for one in tensors)
     decoder = load(path, backend="eager", drafter="none")
     text = "Question: Tom has 12 apples, and can't eat 3.\nAnswer: \u00fcn\u00ef \u2192 5<|end|>\n\n  def f(x):"
     ids = tokenizer(text)["input_ids"]
@@ -163,13 +158,10 @@ def test_a_gguf_file_is_read_back(tmp_path, monkeypatch, mix, distance):
     assert not [*tmp_path.glob("*.part")]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("folder --types Q8_0", "is a folder"),
-        ("new.gguf --types Q4_K_L", "unknown mix of types 'Q4_K_L'"),
-    ],
-)
+WRONG = {"folder --types Q8_0": "is a folder", "new.gguf --types Q4_K_L": "unknown mix of types"}
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG.items())
 def test_types_that_do_not_fit(lab, tmp_path, arguments, message):
     result = lab("grow", f"{tmp_path}/{arguments}")
     assert result.exit_code == 2

@@ -117,15 +117,18 @@ def test_the_shipped_prompts_are_twelve_a_class():
     assert {name: tasks.count(name) for name in tasks} == dict.fromkeys(names, 12)
 
 
-def test_the_command(lab, tiny_paths, tmp_path):
+def quick(lab, tiny_paths, folder, *arguments):
     target, draft = tiny_paths
-    (tmp_path / "p.jsonl").write_text('{"task": "a", "prompt": "ab"}\n{"task": "a", "prompt": "b"}')
-    result = lab(
-        "never_slower",
-        f"--target {target} --draft {draft} --quick --minutes 0.001 --max-new-tokens 6 --json",
-        f"--prompts {tmp_path}/p.jsonl --out {tmp_path}/out --temperature 1",
-    )
+    (folder / "p.jsonl").write_text('{"task": "a", "prompt": "ab"}\n{"task": "a", "prompt": "b"}')
+    pair = f"--target {target} --draft {draft} --quick --minutes 0.001 --json"
+    files = f"--prompts {folder}/p.jsonl --out {folder}/out"
+    result = lab("never_slower", pair, files, *arguments)
     assert result.exit_code == 0, result.output
+    return result
+
+
+def test_the_command(lab, tiny_paths, tmp_path):
+    result = quick(lab, tiny_paths, tmp_path, "--max-new-tokens 6 --temperature 1")
     assert "| a, drop-in | temperature 1 | 4 |" in result.output
     document = json.loads(result.output.strip().splitlines()[-1])
     assert len(document["cells"]) == 4
@@ -134,16 +137,10 @@ def test_the_command(lab, tiny_paths, tmp_path):
 
 
 def test_the_usual_top_p_is_measured_beside_its_temperature(lab, tiny_paths, tmp_path):
-    target, draft = tiny_paths
-    (tmp_path / "p.jsonl").write_text('{"task": "a", "prompt": "ab"}\n{"task": "a", "prompt": "b"}')
-    words = (
-        f"--target {target} --draft {draft} --quick --minutes 0.001 --max-new-tokens 4 --batch 1",
-        f"--prompts {tmp_path}/p.jsonl --out {tmp_path}/out --way monge --temperature 0.7 --json",
-    )
+    words = "--max-new-tokens 4 --batch 1 --way monge --temperature 0.7"
 
     def rules(*more):
-        result = lab("never_slower", *words, *more)
-        assert result.exit_code == 0, result.output
+        result = quick(lab, tiny_paths, tmp_path, words, *more)
         cells = json.loads(result.output.strip().splitlines()[-1])["cells"]
         return result.output, [cell["truncation"] for cell in cells if cell["failure"] is None]
 

@@ -48,29 +48,19 @@ class FakePipeline:
 @pytest.fixture
 def engine(monkeypatch):
     pipelines = []
-    host = SimpleNamespace(
-        ContinuousBatchingPipeline=lambda *given: (
-            pipelines.append(FakePipeline(*given)) or pipelines[0]
-        ),
-        GenerationConfig=SimpleNamespace,
-        SchedulerConfig=SimpleNamespace,
-        draft_model=lambda folder, device, **options: (folder, options),
-    )
+    make = lambda *given: pipelines.append(FakePipeline(*given)) or pipelines[0]  # noqa: E731
+    draft = lambda folder, device, **options: (folder, options)  # noqa: E731
+    host = SimpleNamespace(ContinuousBatchingPipeline=make, draft_model=draft)
+    host.GenerationConfig = host.SchedulerConfig = SimpleNamespace
     monkeypatch.setitem(sys.modules, "openvino_genai", host)
-    monkeypatch.setitem(
-        sys.modules, "openvino", SimpleNamespace(Tensor=lambda array: array.tolist())
-    )
+    tensors = SimpleNamespace(Tensor=lambda array: array.tolist())
+    monkeypatch.setitem(sys.modules, "openvino", tensors)
     path = Path(workers.__file__).with_name("openvino_server.py")
     spec = importlib.util.spec_from_file_location("openvino_server", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    completions = module.Completions(
-        "target",
-        "draft",
-        is_lookup=False,
-        options={"a": 1},
-        speculation={"num_assistant_tokens": 4},
-    )
+    options = {"options": {"a": 1}, "speculation": {"num_assistant_tokens": 4}}
+    completions = module.Completions("target", "draft", is_lookup=False, **options)
     server = ThreadingHTTPServer(("127.0.0.1", 0), module.handler(completions, "small"))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -61,13 +61,9 @@ def test_mixed_prompts(monkeypatch, capsys, tmp_path):
     prompts = read_prompts(out)
     tasks = ["gsm8k", "humaneval", "mt_bench", "summarization", "translation", "prose"]
     assert [prompt.task for prompt in prompts] == [task for task in tasks for _ in range(2)]
-    assert [prompt.text for prompt in prompts[:10:2]] == [
-        "Question: How many are 0 and 2?\nAnswer:",
-        "def one_0():",
-        "Add 0.",
-        "summarization 0",
-        "translation 0",
-    ]
+    question, *others = [prompt.text for prompt in prompts[:10:2]]
+    assert question == "Question: How many are 0 and 2?\nAnswer:"
+    assert others == ["def one_0():", "Add 0.", "summarization 0", "translation 0"]
     (tmp_path / "humaneval.jsonl.gz").unlink()
     with pytest.raises(SystemExit, match="2"):
         run(*asked)

@@ -101,10 +101,8 @@ def test_channels_of_heads_are_reordered_for_the_other_rotation():
     # In a head of 64 channels, halves (i, i + 32) become neighbours (2 i, 2 i + 1).
     for head, channel in ((0, 0), (1, 5), (3, 31)):
         for half in (0, 1):
-            expected = query[64 * head + channel + 32 * half]
-            assert np.array_equal(
-                converted["blk.3.attn_q.weight"][64 * head + 2 * channel + half], expected
-            )
+            found = converted["blk.3.attn_q.weight"][64 * head + 2 * channel + half]
+            assert np.array_equal(found, query[64 * head + channel + 32 * half])
     value = small["model.layers.3.self_attn.v_proj.weight"].float().numpy()
     assert np.array_equal(converted["blk.3.attn_v.weight"], value)
     assert len(converted["token_embd.weight"]) == len(small["model.embed_tokens.weight"]) + 1

@@ -53,9 +53,8 @@ class FakeProcess(PeerProcess):
         if self.settings.get("dies") and max_new_tokens > module.WARM_UP_TOKENS:
             raise BackendError(f"{self.engine} has ended: out of memory")
         text = (7,) * max_new_tokens if self.settings.get("loops") else TEXT[:max_new_tokens]
-        return Completion(
-            token_ids=text, seconds=max_new_tokens * self.settings.get("token_s", 0.01)
-        )
+        seconds = max_new_tokens * self.settings.get("token_s", 0.01)
+        return Completion(token_ids=text, seconds=seconds)
 
 
 def speeds(*seconds):
@@ -73,9 +72,8 @@ def fake(monkeypatch):
 
 
 def settings(tmp_path, **changes):
-    return PeerSettings(
-        target="t", draft="d", work=tmp_path, threads=1, max_new_tokens=32, repeats=2, **changes
-    )
+    usual = {"target": "t", "draft": "d", "threads": 1, "max_new_tokens": 32, "repeats": 2}
+    return PeerSettings(work=tmp_path, **usual, **changes)
 
 
 def run(tmp_path, *peers, **changes):
@@ -106,13 +104,9 @@ class TestComparing:
         assert opened == [0.02, 0.01, 0.004, 0.005], "the fastest engine stays open"
 
     def test_headline(self, tmp_path):
-        ours = Peer(
-            name="monge",
-            methods={
-                "eager": Method(candidates=speeds(0.01)),
-                "openvino": Method(candidates=speeds(0.002)),
-            },
-        )
+        seconds = {"eager": 0.01, "openvino": 0.002}
+        methods = {name: Method(candidates=speeds(value)) for name, value in seconds.items()}
+        ours = Peer(name="monge", methods=methods)
         other = peer("other", "plain", *speeds(0.004))
         headline = run(tmp_path, HOST, ours, other, **GREEDY)["headline"]["0"]
         assert headline["ours"] == "monge openvino"
@@ -121,13 +115,9 @@ class TestComparing:
         assert headline["over_best_peer"] == pytest.approx(2)
 
     def test_failures_stay_with_their_arm(self, tmp_path):
-        broken = Peer(
-            name="other",
-            methods={
-                "plain": Method(candidates=({"broken": True},)),
-                "draft": Method(candidates=({"dies": True}, {"dies": True})),
-            },
-        )
+        dies = Method(candidates=({"dies": True}, {"dies": True}))
+        methods = {"plain": Method(candidates=({"broken": True},)), "draft": dies}
+        broken = Peer(name="other", methods=methods)
         document = run(tmp_path, HOST, broken, **GREEDY)
         host, *failed = document["arms"]
         assert host["failure"] is None
@@ -197,9 +187,8 @@ def test_ours_drafts_as_its_method_says(tiny_paths, method, drafter):
     (ours,) = (peer for peer in PEERS if peer.name == OURS)
     target, draft = map(str, tiny_paths)
     settings = dict(ours.methods[f"compiled{method}"].candidates[0])
-    engine = Engine(
-        target=target, draft=draft, work="", threads=1, method=f"eager{method}", settings=settings
-    )
+    given = {"work": "", "threads": 1, "method": f"eager{method}", "settings": settings}
+    engine = Engine(target=target, draft=draft, **given)
     assert type(engine._decoder.components.drafter).__name__ == drafter
     made = engine.generate(prompt_ids=[5, 6, 7], max_new_tokens=4, temperature=0.0, seed=0)
     assert len(made) == 4
@@ -207,9 +196,8 @@ def test_ours_drafts_as_its_method_says(tiny_paths, method, drafter):
 
 def test_ours_scores_texts_as_the_network_does(tiny_paths):
     target, draft = map(str, tiny_paths)
-    engine = Engine(
-        target=target, draft=draft, work="", threads=1, method="eager default", settings={}
-    )
+    given = {"work": "", "threads": 1, "method": "eager default", "settings": {}}
+    engine = Engine(target=target, draft=draft, **given)
     assert engine._decoder.components.controllers, "the defaults"
     text = [5, 6, 7, *range(40)]
     with torch.inference_mode():

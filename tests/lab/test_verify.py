@@ -32,9 +32,8 @@ def test_every_rule_is_timed_or_says_why_not():
         assert records.keys() >= set(VERIFIERS)
         for record in records.values():
             assert record.get("skipped") or record["node_s"]["low"] > 0.0
-    skipped = {
-        (one["rule"], one["width"]): one["skipped"] for one in document["cells"] if "skipped" in one
-    }
+    left_out = [one for one in document["cells"] if "skipped" in one]
+    skipped = {(one["rule"], one["width"]): one["skipped"] for one in left_out}
     assert "at most 1" in skipped["block", 2]
     measured = {one["rule"] for one in document["cells"] if "ratio" in one}
     assert measured >= set(VERIFIERS)

@@ -18,15 +18,8 @@ DRIVER = shutil.which("chromedriver")
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver"
 )
-KEYS = {
-    "Tab": "\ue004",
-    "Enter": "\ue007",
-    "Escape": "\ue00c",
-    "End": "\ue010",
-    "Home": "\ue011",
-    "Left": "\ue012",
-    "Right": "\ue014",
-}
+KEYS = {"Tab": "\ue004", "Enter": "\ue007", "Escape": "\ue00c", "End": "\ue010"}
+KEYS |= {"Home": "\ue011", "Left": "\ue012", "Right": "\ue014"}
 
 
 class Browser:
@@ -102,15 +95,8 @@ def browser() -> Iterator[Browser]:
         url, session = f"http://127.0.0.1:{port}", None
         try:
             _wait_for(f"{url}/status")
-            options = {
-                "binary": CHROMIUM,
-                "args": [
-                    "--headless=new",
-                    "--no-sandbox",
-                    "--disable-gpu",
-                    "--window-size=1400,1000",
-                ],
-            }
+            words = "--headless=new --no-sandbox --disable-gpu --window-size=1400,1000"
+            options = {"binary": CHROMIUM, "args": words.split()}
             wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
             body = {"capabilities": {"alwaysMatch": wanted}}
             value = httpx.post(f"{url}/session", json=body, timeout=120).json()["value"]

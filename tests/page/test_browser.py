@@ -11,15 +11,8 @@ from tests.page.browser import browser, needs_chromium
 from tests.serve.served import ALPHABET, Letters, live, slow_decoder, toy_app, toy_decoder
 
 pytestmark = [needs_chromium, pytest.mark.usefixtures("unchecked_types")]
-HOSTILE = (
-    "",
-    "<script>alert(1)</script>",
-    "<img src=x onerror=alert(1)>",
-    "&amp;",
-    "\n",
-    "é",
-    "word ",
-)
+HOSTILE = ("", "<script>alert(1)</script>", "<img src=x onerror=alert(1)>")
+HOSTILE += ("&amp;", "\n", "é", "word ")
 FOCUSED = "return document.activeElement.id"
 TEXT = "return document.querySelector('.turn .tokens').textContent"
 RECORD = """window.sent = [];
@@ -31,6 +24,7 @@ window.fetch = (path, options) => {
 SENT = "return window.sent.at(-1)"
 CONTENTS = "return JSON.parse(localStorage.getItem('monge chat')).turns.map((turn) => turn.content)"
 NOTE = "return document.querySelector('.turn:last-child .note:not([hidden])')?.textContent"
+EXCEEDS = "return document.querySelector('.status.error')?.textContent.includes('exceeds')"
 TREE = "return document.querySelector('svg.tree')?.outerHTML"
 
 
@@ -100,11 +94,8 @@ def ask(page, text="hello", tokens=40):
 def click(page, text):
     """Click a button of the last answer."""
     page.run("document.getElementById('status').textContent = ''")
-    page.run(
-        """[...document.querySelectorAll(".turn:last-child .actions button")].find(
-        (button) => button.textContent === arguments[0]).click()""",
-        text,
-    )
+    buttons = "[...document.querySelectorAll('.turn:last-child .actions button')]"
+    page.run(f"{buttons}.find((one) => one.textContent === arguments[0]).click()", text)
 
 
 def show_tokens(page):
@@ -253,10 +244,8 @@ def test_a_chat_survives_a_reload(page, url):
 
 @pytest.mark.parametrize("stored", ["{", "null", '{"turns": 3}', '{"turns": [{"role": "user"}]}'])
 def test_a_stored_chat_that_cannot_be_read_is_left_out(page, url, stored):
-    page.run(
-        "const text = arguments[0]; addEventListener('pagehide', () => localStorage.setItem('monge chat', text))",
-        stored,
-    )
+    store = "() => localStorage.setItem('monge chat', text)"
+    page.run(f"const text = arguments[0]; addEventListener('pagehide', {store})", stored)
     page.go(url)
     ask(page)
     assert len(page.run(CONTENTS)) == 2
@@ -273,7 +262,7 @@ def test_an_answer_is_made_anew_and_stays_if_that_fails(page):
     assert [one["role"] for one in page.run(SENT)["messages"]] == ["user"]
     page.run("document.getElementById('tokens').value = 100000")
     click(page, "Regenerate")
-    page.wait("return document.querySelector('.status.error')?.textContent.includes('exceeds')")
+    page.wait(EXCEEDS)
     assert page.run(CONTENTS) == ["one", after]
     assert page.run("return document.querySelectorAll('.turn').length") == 2
     assert all("400" in one for one in page.errors())
@@ -369,16 +358,12 @@ def test_the_slider_changes_the_tree(page):
     page.run("document.getElementById('round').focus()")
     for number in range(1, 6):
         page.press("Home", *["Right"] * (number - 1))
-        start = f"Round {number} of"
-        page.wait(
-            "return document.querySelector('.about').textContent.startsWith(arguments[0])", start
-        )
+        shown = "return document.querySelector('.about').textContent.startsWith(arguments[0])"
+        page.wait(shown, f"Round {number} of")
         seen.add(page.run(TREE))
-        count = page.run("return document.querySelectorAll('.table tbody tr').length")
-        nodes = page.run(
-            "return document.querySelectorAll('svg.tree .node:not(.root, .next)').length"
-        )
-        assert count == nodes > 0
+        found = [".table tbody tr", "svg.tree .node:not(.root, .next)"]
+        counts = [page.run(f"return document.querySelectorAll('{one}').length") for one in found]
+        assert counts[0] == counts[1] > 0
     assert len(seen) == 5
 
 
@@ -391,9 +376,8 @@ def test_a_race_ends(page):
         page.click("#go")
         result = page.wait("return document.getElementById('result').textContent")
         assert "times the speed. The texts are equal." in result
-        figures = page.run(
-            "return [...document.querySelectorAll('.lane > .quiet')].map((one) => one.textContent)"
-        )
+        lanes = "[...document.querySelectorAll('.lane > .quiet')]"
+        figures = page.run(f"return {lanes}.map((one) => one.textContent)")
         assert [one.split(" tokens")[0] for one in figures] == ["30", "30"]
         assert "1.00 a forward" in figures[1]
     page.wait("return document.querySelector('#live .bars') !== null")
@@ -408,9 +392,8 @@ def test_settings_live_through_a_reload(page, url):
 
 
 def test_it_starts_from_the_defaults_of_the_server_and_sends_what_was_changed(window):
-    shown = (
-        "return ['temperature', 'top-p', 'tokens'].map((id) => document.getElementById(id).value)"
-    )
+    ids = "['temperature', 'top-p', 'tokens']"
+    shown = f"return {ids}.map((id) => document.getElementById(id).value)"
     sampling = ("temperature", "top_p", "max_tokens")
     sent = f"return Object.entries(window.sent.at(-1)).filter(([name]) => {list(sampling)}.includes(name))"
     change = """const control = document.getElementById(arguments[0]);
@@ -459,12 +442,10 @@ def test_errors_are_told_and_a_key_is_asked_for(window):
         window.go(url)
         window.wait("return document.activeElement.id === 'key'")
         window.press("wrong", "Enter")
-        window.wait(
-            "return document.getElementById('status').textContent.includes('needs an API key')"
-        )
-        window.run(
-            "document.getElementById('key').value = ''; document.getElementById('key').focus()"
-        )
+        status = "document.getElementById('status').textContent"
+        window.wait(f"return {status}.includes('needs an API key')")
+        key = "document.getElementById('key')"
+        window.run(f"{key}.value = ''; {key}.focus()")
         window.press("secret", "Enter")
         window.wait("return document.getElementById('model').textContent.includes('verified by')")
         ask(window)
@@ -472,9 +453,7 @@ def test_errors_are_told_and_a_key_is_asked_for(window):
         window.run("document.getElementById('tokens').value = 100000")
         window.run("document.getElementById('question').focus()")
         window.press("hello", "Enter")
-        window.wait(
-            "return document.querySelector('.status.error')?.textContent.includes('exceeds')"
-        )
+        window.wait(EXCEEDS)
         assert all("400" in one for one in window.errors())
         kept = "return document.documentElement.outerHTML + JSON.stringify(localStorage)"
         assert "secret" not in window.run(kept)
@@ -486,16 +465,10 @@ def test_errors_are_told_and_a_key_is_asked_for(window):
 def test_a_file_shows_runs_without_a_server(window, tmp_path, is_dark):
     decoder = markup_decoder()
     sessions = decoder.sessions(["a", "b"], max_new_tokens=30, temperature=1.0, keeps_trees=True)
-    for _ in decode(sessions, decoder.components, max_batch_size=2):
-        pass
-    runs = [
-        {
-            **{"prompt": "<script>alert(1)</script>", "error": None, "seed": 1},
-            "finish_reason": "length",
-            "rounds": rounds_of(one.records, one.request.prompt_ids, decoder),
-        }
-        for one in sessions
-    ]
+    list(decode(sessions, decoder.components, max_batch_size=2))
+    run = {"prompt": HOSTILE[1], "error": None, "seed": 1, "finish_reason": "length"}
+    traces = [rounds_of(one.records, one.request.prompt_ids, decoder) for one in sessions]
+    runs = [run | {"rounds": rounds} for rounds in traces]
     path = tmp_path / "run.html"
     path.write_text(page_of(document(runs, decoder)))
     window.dark(is_on=is_dark)

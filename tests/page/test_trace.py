@@ -73,15 +73,12 @@ def test_a_trace_says_what_the_verifier_saw(name, unchecked_types):
     parts = RUNS[name]()
     watched = Watched(parts.rule)
     decoder = Decoder(replace(parts, rule=watched), max_batch_size=1)
-    (session,) = decoder.sessions(
-        [[0, 1, 0, 1]], max_new_tokens=8, temperature=1.0, seed=1, keeps_trees=True
-    )
-    for _ in decode([session], decoder.components, max_batch_size=1):
-        pass
+    options = {"max_new_tokens": 8, "temperature": 1.0, "seed": 1, "keeps_trees": True}
+    (session,) = decoder.sessions([[0, 1, 0, 1]], **options)
+    list(decode([session], decoder.components, max_batch_size=1))
     rounds = rounds_of(session.records, session.request.prompt_ids, decoder)
-    for shown, record, (tree, laws, verdict) in zip(
-        rounds, session.records, watched.rounds, strict=True
-    ):
+    pairs_of_rounds = zip(rounds, session.records, watched.rounds, strict=True)
+    for shown, record, (tree, laws, verdict) in pairs_of_rounds:
         nodes = shown["nodes"]
         assert tuple(node["id"] for node in nodes) == tree.token_ids
         assert tuple(node["parent"] for node in nodes) == tree.parents
@@ -102,20 +99,18 @@ def test_a_trace_says_what_the_verifier_saw(name, unchecked_types):
     assert sum(origins[kind] for kind in ACCEPTED) == kept
     kinds = Counter(one.next_kind if one.num_nodes else "target" for one in session.records[:-1])
     assert all(origins[kind] >= number for kind, number in kinds.items())
-    assert [one["at"] for one in rounds] == [
-        sum(len(one.token_ids) for one in session.records[:place]) for place in range(len(rounds))
-    ]
+    sizes = [len(one.token_ids) for one in session.records]
+    assert [one["at"] for one in rounds] == [sum(sizes[:place]) for place in range(len(rounds))]
 
 
 def test_keeping_trees_draws_nothing():
-    make = lambda: toy_decoder(tree="fixed_width((2, 2))")  # noqa: E731
-    texts = [
-        make().generate("once", max_new_tokens=40, temperature=1.0, seed=3, keeps_trees=keeps)
-        for keeps in (False, True)
-    ]
-    assert texts[0][0].token_ids == texts[1][0].token_ids
-    assert {one.tree is None for one in texts[0][0].records} == {True}
-    assert {one.tree is None for one in texts[1][0].records} == {False}
+    options, texts = {"max_new_tokens": 40, "temperature": 1.0, "seed": 3}, []
+    for keeps in (False, True):
+        decoder = toy_decoder(tree="fixed_width((2, 2))")
+        (result,) = decoder.generate("once", keeps_trees=keeps, **options)
+        assert {one.tree is not None for one in result.records} == {keeps}
+        texts.append(result.token_ids)
+    assert texts[0] == texts[1]
 
 
 def test_a_processor_that_refuses_other_texts_leaves_their_probabilities_out():
@@ -140,8 +135,7 @@ def test_a_processor_that_refuses_other_texts_leaves_their_probabilities_out():
 def test_texts_of_tokens_add_up_and_the_file_holds_them_as_data():
     decoder = toy_decoder()
     (session,) = decoder.sessions(["once"], max_new_tokens=30, temperature=1.0, keeps_trees=True)
-    for _ in decode([session], decoder.components, max_batch_size=1):
-        pass
+    list(decode([session], decoder.components, max_batch_size=1))
     rounds = rounds_of(session.records, session.request.prompt_ids, decoder)
     texts = [token["text"] for one in rounds for token in one["tokens"]]
     assert "".join(texts) == piece_of(session).text

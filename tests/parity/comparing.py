@@ -1,6 +1,7 @@
 """What parity tests compare with: plain decoding, and fresh forwards without a cache."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,13 +16,9 @@ Text = tuple[int, ...]
 
 def plain_greedy(network: PreTrainedModel, prompt: Text, num_tokens: int) -> Text:
     """The greedy continuation written by `transformers` alone, end-of-text ignored."""
-    output = network.generate(
-        input_ids=torch.tensor([prompt]),
-        max_new_tokens=num_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+    options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    ids = torch.tensor([prompt])
+    output = network.generate(input_ids=ids, max_new_tokens=num_tokens, **options)
     return tuple(output[0, len(prompt) :].tolist())
 
 
@@ -37,17 +34,11 @@ def assert_same_tokens(
     """Compare two continuations; a difference is reported with the logit gap there, to tell a tie from an error."""
     if tuple(got) == tuple(expected):
         return
-    first = next(
-        (i for i, pair in enumerate(zip(got, expected, strict=False)) if len(set(pair)) == 2), None
-    )
-    if first is None:
-        raise AssertionError(f"lengths differ: got {len(got)}, expected {len(expected)}")
+    assert len(got) == len(expected), f"lengths: got {len(got)}, expected {len(expected)}"
+    first = [one == other for one, other in zip(got, expected, strict=True)].index(False)
     top = fresh_logits(network, prompt + tuple(expected[:first]))[-1].topk(2).values
-    gap = float(top[0] - top[1])
-    raise AssertionError(
-        f"token {first}: got {got[first]}, expected {expected[first]}; the two "
-        f"largest logits differ by {gap}"
-    )
+    gap = f"the two largest logits differ by {float(top[0] - top[1])}"
+    raise AssertionError(f"token {first}: got {got[first]}, expected {expected[first]}; {gap}")
 
 
 class RandomGrowth:
@@ -83,9 +74,7 @@ class RandomGrowth:
         }
         logits: dict[int, list[Tensor]] = {row: [] for row in trees}
         for index in range(3):
-            blocks = {
-                row: blocks[index] for row, blocks in trees.items() if blocks[index].token_ids
-            }
+            blocks = {row: own[index] for row, own in trees.items() if own[index].token_ids}
             for row, block_logits in (self.model.extend(blocks) if blocks else {}).items():
                 logits[row].append(block_logits.cpu())
         worst = 0.0
@@ -94,10 +83,8 @@ class RandomGrowth:
             tokens = [token for block in blocks for token in block.token_ids]
             parents = [parent for block in blocks for parent in block.parents]
             if compare:
-                worst = max(
-                    worst,
-                    self._difference(self.texts[row], tokens, parents, torch.cat(logits[row])),
-                )
+                given = self.texts[row], tokens, parents, torch.cat(logits[row])
+                worst = max(worst, self._difference(*given))
             path = _path(self._integer(len(tokens)), parents)
             self.non_prefix_commits += path != list(range(len(path)))
             # As in the loop: the path is committed and a token after it, which is the next root.
@@ -120,9 +107,8 @@ class RandomGrowth:
         worst = 0.0
         for leaf in sorted(set(range(len(tokens))) - set(parents)):
             path = _path(leaf, parents)
-            expected = fresh_logits(self.network, text + tuple(tokens[node] for node in path[1:]))[
-                -len(path) :
-            ]
+            own = text + tuple(tokens[node] for node in path[1:])
+            expected = fresh_logits(self.network, own)[-len(path) :]
             worst = max(worst, float((logits[path] - expected).abs().max()))
         return worst
 

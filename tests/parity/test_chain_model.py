@@ -4,6 +4,7 @@ Rollback, windows, recurrent state, long prompts.
 """
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -23,9 +24,8 @@ LARGEST_OF_STATES = 5e-4  # a state is read in parts of other sizes
 
 def stateful(name):
     config = AutoConfig.for_model(name, **{**COMMON, **STATEFUL[name]})
-    return seeded(
-        lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    )
+    made = partial(AutoModelForCausalLM.from_config, config, attn_implementation="eager")
+    return seeded(lambda: made().float().eval())
 
 
 # As where the attention kernel takes no 4-D mask: the network could read trees, but not through
@@ -34,13 +34,11 @@ def stateful(name):
 def test_windowed_layers_take_tokens_back(name):
     target, draft = HfChainModel(network(name)), HfChainModel(perturbed(network(name)))
     texts = prompts((9, 4), seed=5)
-    results = Decoder(make_components(target, draft, tree="chain(4)")).generate(
-        texts, max_new_tokens=30, ignore_eos=True
-    )
+    decoder = Decoder(make_components(target, draft, tree="chain(4)"))
+    results = decoder.generate(texts, max_new_tokens=30, ignore_eos=True)
     for prompt, result in zip(texts, results, strict=True):
-        assert_same_tokens(
-            network(name), prompt, result.token_ids, plain_greedy(network(name), prompt, 30)
-        )
+        expected = plain_greedy(network(name), prompt, 30)
+        assert_same_tokens(network(name), prompt, result.token_ids, expected)
         assert 1.05 < result.stats.block_efficiency < 4
 
 
@@ -129,8 +127,7 @@ def check_rounds(model, plain):
 def check_last_logits(model, plain, lengths):
     texts = dict(enumerate(prompts(lengths, seed=9)))
     model.open({row: text[:-1] for row, text in texts.items()})
-    for row, logits in model.extend(
-        {row: NodeBlock.chain(text[-1:]) for row, text in texts.items()}
-    ).items():
+    blocks = {row: NodeBlock.chain(text[-1:]) for row, text in texts.items()}
+    for row, logits in model.extend(blocks).items():
         expected = fresh_logits(plain, texts[row])[-1:]
         torch.testing.assert_close(logits, expected, atol=LARGEST_DIFFERENCE, rtol=0)

@@ -26,28 +26,24 @@ def test_features_of_the_committed_text(name: str) -> None:
     for step in range(3):
         # A root, two children, and a grandchild below the second one; the grandchild is read in a
         # forward of its own.
-        blocks = {
-            seq: NodeBlock((text[-1], 5 + step, 7 + seq), (-1, 0, 0)) for seq, text in texts.items()
-        }
-        model.extend(blocks)
+        tokens = {seq: (text[-1], 5 + step, 7 + seq) for seq, text in texts.items()}
+        model.extend({seq: NodeBlock(own, (-1, 0, 0)) for seq, own in tokens.items()})
         logits = model.extend({seq: NodeBlock((11,), (2,)) for seq in texts})
         model.commit(dict.fromkeys(texts, (0, 2, 3)))
         for seq, text in texts.items():
             text += [7 + seq, 11, 13 + step]
             taken[seq].append(watched.take(seq))
             last = taken[seq][-1][-1:, -model.hidden_size :]
-            torch.testing.assert_close(
-                model.unembed(last), logits[seq], atol=LARGEST_DIFFERENCE, rtol=0
-            )
+            found = model.unembed(last)
+            torch.testing.assert_close(found, logits[seq], atol=LARGEST_DIFFERENCE, rtol=0)
     assert watched.take(0) is None
     for seq, text in texts.items():
         with torch.inference_mode():
             states = network_(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
         expected = torch.cat([states[layer][0] for layer in layers], dim=-1)
         torch.testing.assert_close(torch.cat(taken[seq]), expected, atol=LARGEST_DIFFERENCE, rtol=0)
-        torch.testing.assert_close(
-            model.embed(text[:-1]), network_.get_input_embeddings()(torch.tensor(text[:-1]))
-        )
+        embedded = network_.get_input_embeddings()(torch.tensor(text[:-1]))
+        torch.testing.assert_close(model.embed(text[:-1]), embedded)
         model.close(seq)
 
 
@@ -66,11 +62,8 @@ def test_tables_show_their_logits() -> None:
 
 def test_layers_that_do_not_exist_are_refused() -> None:
     model = HfTreeModel(network("llama"))
-    with pytest.raises(
-        OptionError,
-        match=r"layers \[3\] were asked for; this network has 0 "
-        r"\(embedding\) to 2",
-    ):
+    reason = r"layers \[3\] were asked for; this network has 0 \(embedding\) to 2"
+    with pytest.raises(OptionError, match=reason):
         model.watch((3,))
     model.open({0: (4, 5)})
     with pytest.raises(MongeError, match="watched before sequences are open; 1 are"):

@@ -10,12 +10,10 @@ import pytest
 import torch
 
 from monge.api import make_components
-from monge.core.draws import Draws
 from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.engine.batch import decode
-from monge.engine.session import Request, Session
 from monge.loading.networks import as_sequence_model
-from monge.testing.oracle import exact_law, law_error
+from monge.testing.oracle import law_error
+from tests.engine import laws
 from tests.engine.tiny import CHAIN_FAMILIES, TREE_FAMILIES, network, perturbed, prompts
 
 ROUNDING = 2e-5
@@ -29,34 +27,18 @@ HORIZON = 2
 
 
 def plain_law(model):
-    law = {(): 1.0}
-    for _ in range(HORIZON):
-        longer = {}
-        for text, weight in law.items():
-            with torch.inference_mode():
-                logits = model(torch.tensor([PROMPT + text])).logits[0, -1]
-            masses = law_from_logits(logits, RULES).sparse()
-            for token, prob in zip(masses.token_ids.tolist(), masses.probs.tolist(), strict=True):
-                longer[(*text, token)] = weight * prob
-        law = longer
-    return law
+    def law_after(text):
+        with torch.inference_mode():
+            return law_from_logits(model(torch.tensor([PROMPT + text])).logits[0, -1], RULES)
+
+    return laws.plain_law(law_after, HORIZON)
 
 
 def output_law(model, **options):
     target, draft = as_sequence_model(model), as_sequence_model(perturbed(model))
     parts = make_components(target, draft, **options)
 
-    def program(draws: Draws) -> tuple[int, ...]:
-        request = Request(
-            prompt_ids=PROMPT, max_new_tokens=HORIZON + 1, rules=RULES, seed=0, draws=draws
-        )
-        session = Session(request, 0)
-        for _ in decode([session], parts, max_batch_size=1):
-            if session.num_generated >= HORIZON:
-                break
-        return session.completion_ids[:HORIZON]
-
-    return exact_law(program)
+    return laws.loop_law(lambda: parts, HORIZON, PROMPT, rules=RULES, seed=0)
 
 
 OFTEN = {"llama", "mistral_window", "gemma3", "gpt2", "phi3", "opt"}
@@ -76,18 +58,13 @@ def test_trees(name):
 @pytest.mark.parametrize("name", ["llama", *CHAIN_FAMILIES])
 def test_chains(name):
     model = network(name)
-    assert (
-        law_error(output_law(model, tree="chain(2)", verifier="single_draft"), plain_law(model))
-        < ROUNDING
-    )
+    output = output_law(model, tree="chain(2)", verifier="single_draft")
+    assert law_error(output, plain_law(model)) < ROUNDING
 
 
 def test_another_law_is_seen():
     """The comparison can fail: the same family at another temperature is far away."""
     model = network("llama")
-    cold = {text: weight**2 for text, weight in plain_law(model).items()}
-    total = sum(cold.values())
-    assert (
-        law_error({text: weight / total for text, weight in cold.items()}, plain_law(model))
-        > 100 * ROUNDING
-    )
+    squares = {text: weight**2 for text, weight in plain_law(model).items()}
+    cold = {text: weight / sum(squares.values()) for text, weight in squares.items()}
+    assert law_error(cold, plain_law(model)) > 100 * ROUNDING

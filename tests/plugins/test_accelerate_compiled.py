@@ -383,9 +383,8 @@ class TestCallsThatAProgramCannotTake:
             assert torch.equal(model.generate(**ROWS, **GREEDY), expected)
 
     def test_another_type(self, model, runs, monkeypatch):
-        monkeypatch.setattr(
-            "monge.backends.cpu.compiled.load_or_make", lambda *_: pytest.fail("compiled")
-        )
+        place = "monge.backends.cpu.compiled.load_or_make"
+        monkeypatch.setattr(place, lambda *_: pytest.fail("compiled"))
         model.to(torch.float64)
         monkeypatch.setattr("monge.backends.registry.Compiled._on_cpu", no_backend)
         runs.clear()
@@ -444,24 +443,18 @@ class TestRoundedWeights:
         texts = []
         for _ in range(2):
             ours = rounded.generate(**ONE, **GREEDY)[0, ONE["input_ids"].shape[1] :].tolist()
-            decoder = monge.load(
-                monge.restore(copy.deepcopy(rounded)),
-                backend="compiled(weights='int8')",
-                drafter="none",
-            )
-            (result,) = decoder.generate(
-                [ONE["input_ids"][0].tolist()], max_new_tokens=12, ignore_eos=True
-            )
+            own = monge.restore(copy.deepcopy(rounded))
+            decoder = monge.load(own, backend="compiled(weights='int8')", drafter="none")
+            prompt = ONE["input_ids"][0].tolist()
+            (result,) = decoder.generate([prompt], max_new_tokens=12, ignore_eos=True)
             assert ours == list(result.token_ids)
             texts.append(ours)
             loaded(rounded)
         assert texts[0] != texts[1]
 
     def test_are_never_replaced_by_others(self, rounded):
-        with (
-            hooked(rounded),
-            pytest.raises(BackendError, match="rounded weights cannot be run here.*has hooks"),
-        ):
+        reason = "rounded weights cannot be run here.*has hooks"
+        with hooked(rounded), pytest.raises(BackendError, match=reason):
             rounded.generate(**ONE, **GREEDY)
 
 
@@ -495,10 +488,9 @@ class TestAnotherProcess:
         model.set_output_embeddings(model.get_input_embeddings())
         model.model(**ONE, output_hidden_states=True)
         model.model.layers[0].register_forward_hook(lambda *_: None)
-        sizes = {"_FEW": 100}
         file = io.BytesIO()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(background_compiler, "_FEW", sizes["_FEW"])
+            patch.setattr(background_compiler, "_FEW", 100)
             background_compiler._StructurePickler(file).dump({"target": model})
         file.seek(0)
         made = pickle.load(file)["target"]
@@ -519,9 +511,8 @@ model = pickle.load(sys.stdin.buffer)["target"].model
 print(len(model(torch.ones(1, 3, dtype=int), output_hidden_states=True).hidden_states or ()))
 """
         command = [sys.executable, "-c", code]
-        return int(
-            subprocess.run(command, input=pickled, stdout=subprocess.PIPE, check=True).stdout
-        )
+        done = subprocess.run(command, input=pickled, stdout=subprocess.PIPE, check=True)
+        return int(done.stdout)
 
     def test_what_cannot_be_passed_on_is_compiled_here(self, compiled, runs, said, monkeypatch):
         monkeypatch.setattr("monge.backends.cpu.compiled.is_stored", lambda *_: False)

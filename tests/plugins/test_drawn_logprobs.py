@@ -18,14 +18,8 @@ LAWS = {
     "temperature": {"do_sample": True, "temperature": 0.6, "top_k": 0},
     "top-k": {"do_sample": True, "top_k": 5},
     "top-p": {"do_sample": True, "top_k": 0, "top_p": 0.8, "temperature": 1.3},
-    "all": {
-        "do_sample": True,
-        "temperature": 0.8,
-        "top_k": 20,
-        "top_p": 0.9,
-        "min_p": 0.05,
-        "repetition_penalty": 1.3,
-    },
+    "all": {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9}
+    | {"min_p": 0.05, "repetition_penalty": 1.3},
     "typical": {"do_sample": True, "top_k": 0, "typical_p": 0.7},
 }
 DRAFTERS = {
@@ -56,10 +50,9 @@ def expected(model, sequences, processors):
     """What plain forwards say of every new token: both log-probabilities, and the mass kept."""
     length = ROWS["input_ids"].shape[1]
     starts = length - ROWS["attention_mask"].sum(dim=1)
+    texts = zip(sequences, starts, strict=True)
     with torch.no_grad():
-        rows = [
-            model(text[None, at:]).logits[0] for text, at in zip(sequences, starts, strict=True)
-        ]
+        rows = [model(text[None, start:]).logits[0] for text, start in texts]
     num_new = sequences.shape[1] - length
     logits = torch.stack([row[-num_new - 1 : -1] for row in rows])
     columns = []
@@ -71,13 +64,11 @@ def expected(model, sequences, processors):
             scores = processor(sequences[:, : length + place], scores)
         before = (scores if before is None else before).double().softmax(-1)
         token = sequences[:, length + place, None]
-        columns.append(
-            (
-                scores.double().log_softmax(-1).gather(1, token)[:, 0],
-                logits[:, place].double().log_softmax(-1).gather(1, token)[:, 0],
-                before.masked_fill(scores == -torch.inf, 0).sum(-1),
-            )
-        )
+        drawn = [
+            numbers.double().log_softmax(-1).gather(1, token)[:, 0]
+            for numbers in (scores, logits[:, place])
+        ]
+        columns.append((*drawn, before.masked_fill(scores == -torch.inf, 0).sum(-1)))
     return [torch.stack(column, dim=1) for column in zip(*columns, strict=True)]
 
 
@@ -93,10 +84,8 @@ def host_processors(model, settings, extra=()):
         return input_ids
 
     given = {name: settings[name] for name in settings.keys() - {"output_logprobs", "seed"}}
-    plain = monge.restore(copy.deepcopy(model))
-    plain.generate(
-        **ROWS, **given, custom_generate=look, logits_processor=LogitsProcessorList(list(extra))
-    )
+    given |= {"custom_generate": look, "logits_processor": LogitsProcessorList(list(extra))}
+    monge.restore(copy.deepcopy(model)).generate(**ROWS, **given)
     return seen
 
 
@@ -120,9 +109,8 @@ def test_drawn_logprobs_are_those_of_a_plain_forward(name, law):
     if law in {"top-k", "top-p", "typical"}:
         assert output.kept_mass.min() < 0.98
     if law == "top-k":  # no temperature: truncation is all that separates the two
-        torch.testing.assert_close(
-            output.processed_logprobs + output.kept_mass.log(), output.raw_logprobs
-        )
+        whole = output.processed_logprobs + output.kept_mass.log()
+        torch.testing.assert_close(whole, output.raw_logprobs)
 
 
 def test_a_processor_of_the_caller_comes_before_truncation():
@@ -140,9 +128,8 @@ def test_rows_that_have_ended_add_nothing_and_scores_can_be_had_beside():
     model = model_with("model")
     settings = SHORT | LAWS["all"] | {"max_new_tokens": 40, "seed": 1}
     stop = int(model.generate(**ROWS, **settings, eos_token_id=None).sequences[0, 10])
-    output = model.generate(
-        **ROWS, **settings, eos_token_id=stop, pad_token_id=EOS, output_scores=True
-    )
+    ends = {"eos_token_id": stop, "pad_token_id": EOS}
+    output = model.generate(**ROWS, **settings, **ends, output_scores=True)
     new = output.sequences[:, ROWS["input_ids"].shape[1] :]
     has_ended = (new == stop).long().cumsum(1) - (new == stop).long() > 0
     assert has_ended.any()
@@ -154,9 +141,8 @@ def test_rows_that_have_ended_add_nothing_and_scores_can_be_had_beside():
     for place, scores in enumerate(output.scores):
         runs = ~has_ended[:, place]
         own = scores[runs].double().log_softmax(-1).gather(1, new[runs, place, None])[:, 0]
-        torch.testing.assert_close(
-            output.processed_logprobs[runs, place].double(), own, atol=1e-5, rtol=0
-        )
+        told = output.processed_logprobs[runs, place].double()
+        torch.testing.assert_close(told, own, atol=1e-5, rtol=0)
 
 
 def test_texts_are_the_same_without_them_and_nothing_is_kept_then(monkeypatch):

@@ -67,20 +67,11 @@ def test_sampled_texts_keep_to_the_grammar(parts, library, tree):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="request .* cannot be copied")
         for rows in (1, 3):
-            output = monge.generate(
-                target,
-                **inputs,
-                draft=draft,
-                tree=tree,
-                do_sample=True,
-                max_new_tokens=12,
-                num_return_sequences=rows,
-                logits_processor=[make()],
-            )
-            texts = tokenizer.batch_decode(
-                output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
-            )
-            for text in texts:
+            given = {"do_sample": True, "max_new_tokens": 12, "num_return_sequences": rows}
+            given |= {"draft": draft, "tree": tree, "logits_processor": [make()]}
+            output = monge.generate(target, **inputs, **given)
+            written = output[:, inputs["input_ids"].shape[1] :]
+            for text in tokenizer.batch_decode(written, skip_special_tokens=True):
                 # Cut at the limit, so within the last repetition.
                 assert re.fullmatch(r"([a-f]{2}[0-9])*([a-f]{0,2})", text), text
 

@@ -57,12 +57,8 @@ class BatchPattern(LogitsProcessor):
         if self.rows is None:
             self.rows = [Pattern() for _ in scores]
         assert len(self.rows) == len(scores), "another batch"
-        return torch.cat(
-            [
-                one(input_ids[row : row + 1], scores[row : row + 1])
-                for row, one in enumerate(self.rows)
-            ]
-        )
+        texts = zip(self.rows, input_ids.split(1), scores.split(1), strict=True)
+        return torch.cat([one(text, row) for one, text, row in texts])
 
 
 class RowBias(LogitsProcessor):
@@ -114,27 +110,14 @@ def test_rows_are_those_of_plain_decoding(make, num_rows):
 
 @pytest.mark.parametrize("tree", ["chain(4)", "fixed_width((2, 2, 1))", "best_first(6, 3, 3)"])
 def test_sampled_texts_keep_to_the_pattern(tree):
-    target, wrong = network("llama"), []
+    target = network("llama")
+    given = {**padded(ROWS[:1]), "max_new_tokens": 12, "eos_token_id": None, "do_sample": True}
+    given |= {"draft": perturbed(target), "tree": tree, "num_return_sequences": 5}
     for seed in range(2):
-        output = monge.generate(
-            target,
-            **padded(ROWS[:1]),
-            draft=perturbed(target),
-            tree=tree,
-            seed=seed,
-            do_sample=True,
-            max_new_tokens=12,
-            num_return_sequences=5,
-            eos_token_id=None,
-            logits_processor=[BatchPattern()],
-        )
+        output = monge.generate(target, **given, seed=seed, logits_processor=[BatchPattern()])
         for row in output[:, len(ROWS[0]) :].tolist():
-            wrong += [
-                token
-                for place, token in enumerate(row)
-                if token not in (Pattern.high if place % 3 == 2 else Pattern.low)
-            ]
-    assert not wrong
+            for place, token in enumerate(row):
+                assert token in (Pattern.high if place % 3 == 2 else Pattern.low)
 
 
 def test_the_callers_processor_stays_as_it_was():
@@ -147,9 +130,8 @@ def test_the_callers_processor_stays_as_it_was():
 
 
 def test_grammars_of_rows_are_an_error_that_names_the_processor():
-    with pytest.raises(
-        OptionError, match=r"(?s)RowGrammars failed \(AssertionError.*one row at a time"
-    ):
+    reason = r"(?s)RowGrammars failed \(AssertionError.*one row at a time"
+    with pytest.raises(OptionError, match=reason):
         both(fresh=lambda: {"logits_processor": [RowGrammars()]})
 
 
@@ -185,7 +167,6 @@ def test_the_prefix_constraint_gets_the_number_that_the_host_passes():
     def allowed(number, token_ids):
         return [[10], [20], [30], [40]][number]
 
-    plain, ours = both(
-        prefix_allowed_tokens_fn=allowed, do_sample=True, num_return_sequences=2, max_new_tokens=4
-    )
+    settings = {"do_sample": True, "num_return_sequences": 2, "max_new_tokens": 4}
+    plain, ours = both(prefix_allowed_tokens_fn=allowed, **settings)
     assert ours == plain

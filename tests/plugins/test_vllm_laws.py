@@ -52,27 +52,16 @@ def network(models):
 
 @pytest.fixture(scope="module")
 def drafts(models):
-    draft = {
-        "method": "draft_model",
-        "model": str(models / "draft"),
-        "num_speculative_tokens": 3,
-        "max_model_len": 256,
-    }
+    def speculative(method, name, **more):
+        given = {"method": method, "num_speculative_tokens": 3, **more}
+        return given if name is None else {**given, "model": str(models / name)}
+
     drawn = {"draft_sample_method": "probabilistic"}
-    heads = {
-        name: {"method": name, "model": str(models / name), "num_speculative_tokens": 3, **drawn}
-        for name in ("eagle", "eagle3")
-    }
     return {
-        "draft_model": {**draft, **drawn},
-        "greedy drafts": draft,
-        **heads,
-        "ngram": {
-            "method": "ngram",
-            "num_speculative_tokens": 3,
-            "prompt_lookup_max": 2,
-            "prompt_lookup_min": 1,
-        },
+        "draft_model": speculative("draft_model", "draft", max_model_len=256, **drawn),
+        "greedy drafts": speculative("draft_model", "draft", max_model_len=256),
+        **{name: speculative(name, name, **drawn) for name in ("eagle", "eagle3")},
+        "ngram": speculative("ngram", None, prompt_lookup_max=2, prompt_lookup_min=1),
     }
 
 
@@ -87,19 +76,9 @@ def fits(name, answer, law, lines=slice(None)):
     return pair
 
 
-CASES = {
-    "draft_model": [
-        (VLLM, WARM),
-        (BLOCK, WARM),
-        (SINGLE, WARM),
-        (BLOCK, CUT),
-        (BY_TEMPERATURE, CUT),
-    ],
-    "eagle": [(VLLM, WARM), (BLOCK, WARM)],
-    "eagle3": [(VLLM, WARM), (BLOCK, WARM)],
-    "ngram": [(VLLM, WARM), (BLOCK, WARM)],
-    "greedy drafts": [(VLLM, WARM), (BLOCK, WARM)],
-}
+USUAL = [(VLLM, WARM), (BLOCK, WARM)]
+CASES = dict.fromkeys(("eagle", "eagle3", "ngram", "greedy drafts"), USUAL)
+CASES["draft_model"] = [*USUAL, (SINGLE, WARM), (BLOCK, CUT), (BY_TEMPERATURE, CUT)]
 
 
 @pytest.mark.parametrize("method", CASES)
@@ -124,13 +103,9 @@ def test_texts_have_the_targets_law(method, models, network, drafts, tmp_path):
 def test_a_grammar_does_not_bias(all_settings, is_async, models, network, drafts, tmp_path):
     """vLLM drops drafts that the grammar forbids; its rule with right temperatures is biased too."""
     rules = {"temperature": 1.0, "max_tokens": 5, "regex": "([a-h][e-o]){10}"}
-    answers = ask(
-        tmp_path,
-        [sampled(settings, rules) for settings in all_settings],
-        model=str(models / "target"),
-        speculative_config=drafts["draft_model"],
-        is_async=is_async,
-    )
+    engine = {"model": str(models / "target"), "speculative_config": drafts["draft_model"]}
+    jobs = [sampled(settings, rules) for settings in all_settings]
+    answers = ask(tmp_path, jobs, **engine, is_async=is_async)
     law = joint_law(network, 4, allowed=lambda place: range(4, 15) if place % 2 else range(8))
     for settings, answer in zip(all_settings, answers, strict=True):
         name = f"grammar {settings or 'vLLM'}{' asynchronous' * is_async}"
@@ -141,34 +116,22 @@ def test_a_grammar_does_not_bias(all_settings, is_async, models, network, drafts
 
 
 def test_requests_of_all_kinds_share_a_batch(models, network, drafts, tmp_path):
-    kinds = [
-        {"temperature": 0.0},
-        {"temperature": 0.6},
-        {"temperature": 1.0, "top_k": 3},
-        {"temperature": 1.3, "top_p": 0.8},
-    ]
+    kinds = [{"temperature": 0.0}, {"temperature": 0.6}]
+    kinds += [{"temperature": 1.0, "top_k": 3}, {"temperature": 1.3, "top_p": 0.8}]
     seeded = [{"temperature": 1.0, "seed": 1}, {"temperature": 0.7, "seed": 2, "top_p": 0.9}]
     long = {"max_tokens": 30}
     alone = [rules | long for rules in seeded]
     beside = [rules | long for rules in kinds * 10] + alone
     mixed = [rules | {"max_tokens": 4} for rules in kinds * NUM_SAMPLES]
     greedy_and_warm = [{"temperature": heat, "max_tokens": 5} for heat in (0.0, 1.0)] * 100
-    answers = ask(
-        tmp_path,
-        [
-            {"prompts": [PROMPT] * len(rules), "rules": rules, "settings": settings}
-            for rules, settings in (
-                (mixed, BLOCK),
-                (alone, BLOCK),
-                (beside, BLOCK),
-                (greedy_and_warm, BLOCK),
-                (greedy_and_warm, VLLM),
-                ([{"temperature": 1.0, "logprobs": 3, "max_tokens": 5}] * 20, BLOCK),
-            )
-        ],
-        model=str(models / "target"),
-        speculative_config=drafts["draft_model"],
-    )
+    scored = [{"temperature": 1.0, "logprobs": 3, "max_tokens": 5}] * 20
+    asked = [(rules, BLOCK) for rules in (mixed, alone, beside, greedy_and_warm, scored)]
+    jobs = [
+        {"prompts": [PROMPT] * len(rules), "rules": rules, "settings": settings}
+        for rules, settings in [*asked, (greedy_and_warm, VLLM)]
+    ]
+    engine = {"model": str(models / "target"), "speculative_config": drafts["draft_model"]}
+    answers = ask(tmp_path, jobs, **engine)
     for place, rules in enumerate(kinds[1:], 1):
         law = joint_law(network, 4, **rules)
         pair = fits(f"mixed {rules}", answers[0], law, slice(place, None, len(kinds)))
@@ -176,10 +139,10 @@ def test_requests_of_all_kinds_share_a_batch(models, network, drafts, tmp_path):
     assert answers[1]["token_ids"] == answers[2]["token_ids"][-2:], "seeds repeat beside others"
     greedy = greedy_text(network, 5)
     assert all(text == greedy for text in answers[3]["token_ids"][::2])
-    wrong = sum(text != greedy for text in answers[4]["token_ids"][::2])
+    wrong = sum(text != greedy for text in answers[5]["token_ids"][::2])
     report(f"mixed, vLLM: {wrong} of 100 greedy texts are wrong")
     assert wrong > 50, "the test has no power"
-    check_logprobs(network, answers[5])
+    check_logprobs(network, answers[4])
 
 
 def greedy_text(network, length):
@@ -209,26 +172,15 @@ def pair():
 
 
 def speculative(**more):
-    return {
-        "method": "draft_model",
-        "model": str(built_in("draft")),
-        "num_speculative_tokens": 4,
-        "max_model_len": 256,
-        **more,
-    }
+    given = {"method": "draft_model", "model": str(built_in("draft")), "max_model_len": 256}
+    return {**given, "num_speculative_tokens": 4, **more}
 
 
 def test_greedy_texts_are_those_of_plain_vllm(pair, drafts, tmp_path):
     (plain,) = ask(tmp_path, [GREEDY], **pair)
+    engine = {"multiprocessing": True, "additional_config": {"monge": BLOCK}, **pair}
     for spec in (speculative(draft_sample_method="probabilistic"), drafts["ngram"]):
-        (answer,) = ask(
-            tmp_path,
-            [GREEDY],
-            speculative_config=spec,
-            multiprocessing=True,
-            additional_config={"monge": BLOCK},
-            **pair,
-        )
+        (answer,) = ask(tmp_path, [GREEDY], speculative_config=spec, **engine)
         assert answer["token_ids"] == plain["token_ids"], spec["method"]
         assert answer["counters"]["num_accepted_tokens"] > 0
 
@@ -237,20 +189,14 @@ def test_more_drafts_are_accepted(pair, tmp_path):
     """Accepted tokens a round of the built-in pair: vLLM's rule, `block`, and the request's draft law."""
     plain, cut = {"temperature": 1.0}, {"temperature": 1.0, "top_k": 40, "top_p": 0.9}
     cases = [(plain, "mend"), (plain, BLOCK), (cut, "mend"), (cut, BY_TEMPERATURE), (cut, BLOCK)]
-    prompts = TEXTS * 48
+    asked = {"prompts": (prompts := TEXTS * 48)}
     jobs = [
-        {
-            "prompts": prompts,
-            "rules": [rules | {"max_tokens": 48}] * len(prompts),
-            "settings": settings,
-        }
+        asked | {"rules": [rules | {"max_tokens": 48}] * len(prompts), "settings": settings}
         for rules, settings in cases
     ]
-    spec = speculative(draft_sample_method="probabilistic")
-    rates = []
-    for (rules, settings), answer in zip(
-        cases, ask(tmp_path, jobs, speculative_config=spec, **pair), strict=True
-    ):
+    spec, rates = speculative(draft_sample_method="probabilistic"), []
+    answers = ask(tmp_path, jobs, speculative_config=spec, **pair)
+    for (rules, settings), answer in zip(cases, answers, strict=True):
         counts = answer["counters"]
         rates.append(counts["num_accepted_tokens"] / counts["num_drafts"])
         report(f"built-in pair, {rules}, {settings}: {rates[-1]:.3f} accepted a round")
@@ -259,12 +205,7 @@ def test_more_drafts_are_accepted(pair, tmp_path):
 
 
 def test_an_engine_that_cannot_be_ends_with_one_error(models, drafts, tmp_path):
-    done, _ = run(
-        tmp_path,
-        [],
-        model=str(models / "target"),
-        speculative_config=drafts["draft_model"],
-        additional_config={"monge": {"verifer": "block"}},
-    )
+    engine = {"model": str(models / "target"), "speculative_config": drafts["draft_model"]}
+    done, _ = run(tmp_path, [], **engine, additional_config={"monge": {"verifer": "block"}})
     assert done.returncode
     assert "did you mean 'verifier'" in done.stderr.strip().splitlines()[-1]

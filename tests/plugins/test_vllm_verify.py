@@ -25,6 +25,7 @@ from monge.plugins.vllm.verify import (
 from monge.testing.oracle import ExactRows, exact_law, law_error
 from monge.verify.functional import probs_from_logits
 from tests.engine import pretend
+from tests.engine.laws import plain_law
 
 VOCAB, DEPTH = 4, 2
 TABLES = 1.5 * torch.randn(2, 1 + VOCAB, VOCAB, generator=torch.Generator().manual_seed(1))
@@ -87,13 +88,10 @@ def texts_of(rule, origin, *, count, rules=None, allowed=None):
     lengths = [count % (DEPTH + 1) for count in range(count)]
     ends = torch.tensor(lengths)
     # The token after a whole chain.
-    last = torch.where(
-        ends == 0, 0, 1 + token_ids.gather(1, (ends - 1).clamp_min(0)[:, None])[:, 0]
-    )
-    bonus = drawn(target[last])[:, None]
-    output = rejection_sample(
-        rule, batch_of(lengths, token_ids, logits, probs, rules, bonus)
-    ).long()
+    before = token_ids.gather(1, (ends - 1).clamp_min(0)[:, None])[:, 0]
+    bonus = drawn(target[torch.where(ends == 0, 0, 1 + before)])[:, None]
+    batch = batch_of(lengths, token_ids, logits, probs, rules, bonus)
+    output = rejection_sample(rule, batch).long()
     second = torch.where(output[:, 1] < 0, drawn(target[1 + output[:, 0]]), output[:, 1])
     return torch.stack([output[:, 0], second], 1), target
 
@@ -183,14 +181,9 @@ def grammar_error(rule, monkeypatch, *, drops=False, is_async=False):
         bonus = drawn_after(draws, legal) if legal == sent else 0
         if not sent:
             return (bonus, drawn_after(draws, [bonus]))
-        batch = batch_of(
-            [len(sent)],
-            torch.tensor([sent]),
-            torch.stack(rows)[None],
-            torch.stack(laws, 1)[:, : len(sent)],
-            metadata(1),
-            torch.tensor([[bonus]]),
-        )
+        drafts = [len(sent)], torch.tensor([sent]), torch.stack(rows)[None]
+        probs = torch.stack(laws, 1)[:, : len(sent)]
+        batch = batch_of(*drafts, probs, metadata(1), torch.tensor([[bonus]]))
         with monkeypatch.context() as patch:
             patch.setattr(verify, "_uniforms", lambda *_: ExactRows(draws))
             written = [token for token in rejection_sample(rule, batch)[0].tolist() if token >= 0]
@@ -198,14 +191,7 @@ def grammar_error(rule, monkeypatch, *, drops=False, is_async=False):
             written.append(drawn_after(draws, written))
         return tuple(written[:2])
 
-    first = target_law([]).softmax(-1, dtype=torch.float64).tolist()
-    truth = {
-        (token, following): mass * after
-        for token, mass in enumerate(first)
-        for following, after in enumerate(
-            target_law([token]).softmax(-1, dtype=torch.float64).tolist()
-        )
-    }
+    truth = plain_law(lambda before: DenseLaw(target_law(before).double().softmax(-1)), 2)
     return law_error(exact_law(text), truth)
 
 
@@ -244,10 +230,8 @@ def test_requests_of_all_kinds_share_a_batch(rule):
         rules = metadata(len(rows), torch.tensor(heat)[rows], seeds=seeds)
         chosen = [lengths[row] for row in rows]
         parts = (part[rows] for part in (token_ids, logits, probs))
-        batch = batch_of(chosen, *parts, rules, bonus[rows])
-        return [
-            [token for token in row if token >= 0] for row in rejection_sample(rule, batch).tolist()
-        ]
+        found = rejection_sample(rule, batch_of(chosen, *parts, rules, bonus[rows]))
+        return [[token for token in row if token >= 0] for row in found.tolist()]
 
     together = output(list(range(count)))
     assert together == [output([row])[0] for row in range(count)]
@@ -285,17 +269,8 @@ def test_machine_code_gives_the_verdicts_of_the_programs(rule, origin, monkeypat
 
 
 def test_steps_without_drafts_and_bad_logits_have_tokens():
-    bonus = torch.tensor([[2], [3]])
-    empty = DraftedBatch(
-        torch.zeros(0),
-        [0, 0],
-        0,
-        torch.zeros(2).int(),
-        None,
-        torch.zeros(0, VOCAB),
-        bonus,
-        metadata(2),
-    )
+    nothing, bonus = torch.zeros(2, 1, VOCAB), torch.tensor([[2], [3]])
+    empty = batch_of([0, 0], torch.zeros(2, 1).int(), nothing, None, metadata(2), bonus)
     assert rejection_sample("block", empty).tolist() == [[2], [3]]
     logits = torch.full((1, 1, VOCAB), torch.nan)
     for heat in (0.0, 1.0):
@@ -309,10 +284,8 @@ def test_the_host_waits_for_no_device():
     batch = batch_of(lengths, token_ids, logits, logits.softmax(-1), rules)
 
     def placed(values):
-        return {
-            name: value.to(device) if isinstance(value, torch.Tensor) else value
-            for name, value in values.items()
-        }
+        tensors = {name: one for name, one in values.items() if isinstance(one, torch.Tensor)}
+        return values | {name: tensor.to(device) for name, tensor in tensors.items()}
 
     with pretend.device() as device:
         rules = SimpleNamespace(**placed(vars(rules)))
@@ -332,12 +305,8 @@ def test_drafts_are_drawn_from_the_requests_law():
     logits = torch.randn(4, 9).repeat(5000, 1)
     rules = metadata(20_000, torch.tensor([0.0, 0.5, 1.0, 2.0]).repeat(5000), top_k=4, top_p=0.9)
     tokens, law = draw_draft(logits, rules)
-    exact = probs_from_logits(
-        logits[:4, None],
-        temperature=rules.temperature[:4],
-        top_k=rules.top_k[:4].long(),
-        top_p=rules.top_p[:4],
-    )[:, 0]
+    given = {"top_k": rules.top_k[:4].long(), "top_p": rules.top_p[:4]}
+    exact = probs_from_logits(logits[:4, None], temperature=rules.temperature[:4], **given)[:, 0]
     assert law.dtype == torch.float32
     torch.testing.assert_close(law[:4], exact.float())
     assert (tokens[::4] == logits[0].argmax()).all()
@@ -352,9 +321,8 @@ def test_drafts_are_drawn_from_the_requests_law():
 def test_numbers_of_requests_are_repeated_for_their_tokens():
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)
     heat = torch.tensor([0.0, 0.5, 0.7])
-    assert expand_batch_to_tokens(heat, ends, 5, 0, 1).tolist() == pytest.approx(
-        [1, 1, 0.7, 0.7, 0.7]
-    )
+    found = expand_batch_to_tokens(heat, ends, 5, 0, 1).tolist()
+    assert found == pytest.approx([1, 1, 0.7, 0.7, 0.7])
     top_k = torch.tensor([3, 4, 5], dtype=torch.int32)
     expanded = expand_batch_to_tokens(top_k, ends, 5)
     assert (expanded.dtype, expanded.tolist()) == (torch.int32, [3, 3, 5, 5, 5])
@@ -363,13 +331,8 @@ def test_numbers_of_requests_are_repeated_for_their_tokens():
 def test_a_draft_that_a_grammar_forbids_is_kept_for_the_verifier():
     manager = Manager()
     mend(manager)
-    for drafted, kept in (
-        ([3, 5, 4, 8], [3, 5, 4]),
-        ([3, 5, 6], [3, 5, 6]),
-        ([1], [1]),
-        ([3, -1, -1], [3]),
-        ([], []),
-    ):
+    cases = [[3, 5, 4, 8], [3, 5, 6], [1], [3, -1, -1], []], [[3, 5, 4], [3, 5, 6], [1], [3], []]
+    for drafted, kept in zip(*cases, strict=True):
         assert manager.validate_tokens(2, drafted) == kept
     scheduled = {"a": [3, 5, 4], "b": [3, 4], "free": [0, 0]}
     names = ["a", "b", "undrafted"]

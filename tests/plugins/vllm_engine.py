@@ -24,10 +24,8 @@ def run(folder, jobs, *, multiprocessing=False, is_async=False, **engine):
     engine = {"max_num_seqs": 64, **engine}
     request.write_text(json.dumps({"engine": engine, "jobs": jobs, "is_async": is_async}))
     command = [sys.executable, str(Path(__file__).with_name("vllm_host.py")), request, answer]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(multiprocessing)),
-    }
+    own = {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(multiprocessing))}
+    environment = os.environ | own
     done = subprocess.run(command, capture_output=True, text=True, timeout=1500, env=environment)
     return done, answer
 

@@ -111,18 +111,15 @@ def main(asked):
             for prompt in job["prompts"]
         ]
         texts = engine.generate(prompts, [*sampling_params(job)], use_tqdm=False)
-        after = counters(engine)
-        answers.append(
-            {
-                "token_ids": [list(text.outputs[0].token_ids) for text in texts],
-                "logprobs": [
-                    [{token: value.logprob for token, value in place.items()} for place in places]
-                    for text in texts
-                    if (places := text.outputs[0].logprobs)
-                ],
-                "counters": {name: value - before.get(name, 0) for name, value in after.items()},
-            }
-        )
+        outputs, after = [text.outputs[0] for text in texts], counters(engine)
+        logprobs = [
+            [{token: value.logprob for token, value in place.items()} for place in one.logprobs]
+            for one in outputs
+            if one.logprobs
+        ]
+        counts = {name: value - before.get(name, 0) for name, value in after.items()}
+        ids = [list(one.token_ids) for one in outputs]
+        answers.append({"token_ids": ids, "logprobs": logprobs, "counters": counts})
         before = after
     return answers
 

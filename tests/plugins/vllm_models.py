@@ -15,22 +15,11 @@ PROMPT = [3, 7, 1, 12, 5, 9, 0, 14, 2, 11, 4, 8, 15, 6, 13, 10]  # every token: 
 
 
 def _config(num_layers):
-    return LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=num_layers,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=256,
-        bos_token_id=0,
-        eos_token_id=None,
-        pad_token_id=None,
-        tie_word_embeddings=False,
-        initializer_range=0.25,
-        dtype="float32",
-    )
+    sizes = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    ends = {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": None}
+    rest = {"tie_word_embeddings": False, "initializer_range": 0.25, "dtype": "float32"}
+    return LlamaConfig(num_hidden_layers=num_layers, **sizes, **heads, **ends, **rest)
 
 
 def write_tokenizer(folder: Path) -> None:

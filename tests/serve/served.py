@@ -29,11 +29,8 @@ class Letters:
     """A tokenizer whose tokens are letters; other characters are dots."""
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        return {
-            "input_ids": [
-                max(ALPHABET.find(letter), 0) or ALPHABET.index(".") for letter in text.lower()
-            ]
-        }
+        places = [max(ALPHABET.find(letter), 0) for letter in text.lower()]
+        return {"input_ids": [place or ALPHABET.index(".") for place in places]}
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         text = "".join(ALPHABET[int(token)] for token in token_ids)

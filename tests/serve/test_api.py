@@ -60,24 +60,17 @@ def test_a_completion_and_its_stream_are_the_library_s(client, name, seed):
     (choice,) = body["choices"]
     assert choice["text"] == result.text
     assert choice["finish_reason"] == ("length" if result.finish_reason == "length" else "stop")
-    usage, num_generated = body["usage"], len(result.token_ids)
-    assert usage | {"prompt_tokens_details": {}, "completion_tokens_details": {}} == {
-        "prompt_tokens": len(PROMPT),
+    usage, num_prompt, num_generated = body["usage"], len(PROMPT), len(result.token_ids)
+    assert usage["prompt_tokens_details"].pop("cache_write_tokens") in {0, num_prompt}
+    others = ("reasoning", "audio", "accepted_prediction", "rejected_prediction")
+    assert usage == {
+        "prompt_tokens": num_prompt,
         "completion_tokens": num_generated,
-        "total_tokens": len(PROMPT) + num_generated,
-        "prompt_tokens_details": {},
-        "completion_tokens_details": {},
-    }
-    details = usage["prompt_tokens_details"], usage["completion_tokens_details"]
-    assert details[0].pop("cache_write_tokens") in {0, len(PROMPT)}
-    assert details[0] == {
-        "text_tokens": len(PROMPT),
-        **dict.fromkeys(("cached_tokens", "audio_tokens", "image_tokens"), 0),
-    }
-    assert details[1] == {
-        "text_tokens": num_generated,
-        **dict.fromkeys(("reasoning_tokens", "audio_tokens"), 0),
-        **dict.fromkeys(("accepted_prediction_tokens", "rejected_prediction_tokens"), 0),
+        "total_tokens": num_prompt + num_generated,
+        "prompt_tokens_details": {"text_tokens": num_prompt}
+        | dict.fromkeys(("cached_tokens", "audio_tokens", "image_tokens"), 0),
+        "completion_tokens_details": {"text_tokens": num_generated}
+        | {f"{name}_tokens": 0 for name in others},
     }
     chunks = stream(client, seed=seed, stream_options={"include_usage": True}, **sent)
     *parts, last = chunks
@@ -180,11 +173,9 @@ def test_figures_of_requests_are_consistent_and_add_up_to_the_metrics():
         assert spec["draft_acceptance_rate"] == accepted / spec["num_draft_tokens"] <= 1
         for name in ("time_to_first_token_ms", "queue_time_ms", "generation_time_ms"):
             assert body["metrics"][name] > 0
-    for field, name in (
-        ("num_spec_steps", "num_drafts"),
-        ("num_draft_tokens", "num_draft_tokens"),
-        ("num_accepted_draft_tokens", "num_accepted_tokens"),
-    ):
+    fields = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    for field, name in zip(fields, names, strict=True):
         assert values[f"vllm:spec_decode_{name}_total"] == sum(spec[field] for spec in specs)
     for field, name in (("completion_tokens", "generation"), ("prompt_tokens", "prompt")):
         total = sum(body["usage"][field] for body in bodies)
@@ -192,17 +183,12 @@ def test_figures_of_requests_are_consistent_and_add_up_to_the_metrics():
         assert values[f"vllm:request_{name}_tokens_sum"] == total
     for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time"):
         assert values[f"vllm:{name}_seconds_count"] == 6
-    rounds, prompts, generated = (
-        values[name]
-        for name in (
-            "monge:target_rounds_total",
-            "vllm:prompt_tokens_total",
-            "vllm:generation_tokens_total",
-        )
+    assert (
+        values["vllm:inter_token_latency_seconds_count"] == values["monge:target_rounds_total"] - 6
     )
-    assert values["vllm:inter_token_latency_seconds_count"] == rounds - 6
     # The last token of every prompt is read in its first round, with the tree.
-    assert values["vllm:iteration_tokens_total_sum"] == generated + prompts - 6
+    read = values["vllm:prompt_tokens_total"] + values["vllm:generation_tokens_total"] - 6
+    assert values["vllm:iteration_tokens_total_sum"] == read
 
 
 def test_usage_in_every_chunk(client):

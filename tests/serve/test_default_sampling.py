@@ -10,7 +10,7 @@ from monge.core.errors import OptionError
 from monge.loading.sampling_defaults import sampling_defaults
 from monge.options import ServeOptions
 from monge.serve.api.request_parser import RequestParser
-from monge.serve.api.schemas import ChatRequest, CompletionRequest
+from monge.serve.api.schemas import CompletionRequest
 from monge.serve.http.app import create_app
 from monge.serve.settings import checked_options, default_sampling
 from tests.serve.served import toy_decoder
@@ -24,26 +24,18 @@ def folder(tmp_path):
     return tmp_path
 
 
-def asked(options, **body):
-    options = checked_options(options, None)
+def rules(options, folder=None, **body):
+    options = checked_options(options, folder and str(folder))
     parser = RequestParser(toy_decoder(), options, max_sequence_tokens=400)
     content = json.dumps({"prompt": "hello", **body}).encode()
-    return parser.parse(content, CompletionRequest, "one").choices[0]
+    return parser.parse(content, CompletionRequest, "one").choices[0].rules
 
 
 def test_a_checkpoint_gives_the_defaults_and_a_request_overrides_them(folder):
-    options = checked_options(ServeOptions(), str(folder))
-    parser = RequestParser(toy_decoder(), options, max_sequence_tokens=400)
-
-    def rules(**body):
-        content = json.dumps({"prompt": "hello", **body}).encode()
-        return parser.parse(content, CompletionRequest, "one").choices[0].rules
-
-    assert (rules().temperature, rules().top_p, rules().top_k) == (0.6, 0.9, 20)
-    given = rules(temperature=1.0, top_p=1.0, top_k=-1)
+    stated = rules(ServeOptions(), folder)
+    assert (stated.temperature, stated.top_p, stated.top_k) == (0.6, 0.9, 20)
+    given = rules(ServeOptions(), folder, temperature=1.0, top_p=1.0, top_k=-1)
     assert (given.temperature, given.top_p, given.top_k) == (1.0, 1.0, None)
-    content = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
-    assert parser.parse(content, ChatRequest, "two").choices[0].max_new_tokens == 7
 
 
 def test_the_operator_overrides_or_ignores_the_checkpoint(folder):
@@ -90,17 +82,10 @@ def test_a_header_of_a_gguf_file_is_read(tmp_path):
     writer.add_float32("general.sampling.top_p", 0.95)
     writer.add_int32("general.sampling.top_k", 64)
     writer.add_float32("general.sampling.penalty_repeat", 1.05)
-    for add in (
-        writer.add_block_count,
-        writer.add_embedding_length,
-        writer.add_feed_forward_length,
-        writer.add_head_count,
-        writer.add_context_length,
-        writer.add_vocab_size,
-        writer.add_rope_dimension_count,
-        writer.add_layer_norm_rms_eps,
-    ):
-        add(1)
+    for name in ("block_count", "embedding_length", "feed_forward_length", "head_count"):
+        getattr(writer, f"add_{name}")(1)
+    for name in ("context_length", "vocab_size", "rope_dimension_count", "layer_norm_rms_eps"):
+        getattr(writer, f"add_{name}")(1)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

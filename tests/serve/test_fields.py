@@ -34,9 +34,8 @@ def test_a_number_has_one_type():
     with TestClient(toy_app()) as client:
         floats = {"max_tokens": 4.0, "seed": 1.0, "top_k": 3.0, "temperature": 1, "n": 1e0}
         content = json.dumps({"prompt": [2.0, 3.0]} | floats)
-        answer = client.post(
-            "/v1/completions", content=content, headers={"content-type": "application/json"}
-        )
+        headers = {"content-type": "application/json"}
+        answer = client.post("/v1/completions", content=content, headers=headers)
         whole = ask(client, prompt=[2, 3], max_tokens=4, seed=1, top_k=3)
         assert answer.json()["choices"] == whole["choices"]
         for value in (4.5, 1e300, -4.0):

@@ -24,12 +24,10 @@ EVERYWHERE = [
     ("service_tier", {"service_tier": "flex"}),
     ("prompt_cache_retention", {"prompt_cache_retention": "24h"}),
 ]
-TURNS = [
-    {"role": "user", "content": "hello"},
-    {"role": "assistant", "content": "well"},
-    {"role": "user", "content": "more"},
-]
-CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SAID = [("user", "hello"), ("assistant", "well"), ("user", "more")]
+TURNS = [{"role": role, "content": content} for role, content in SAID]
+CACHED = [{"type": "text", "text": "hello", "cache_control": {}}]
+REASONING = {"type": "reasoning", "summary": [], "encrypted_content": "abc"}
 
 
 def turns(place, **fields):
@@ -45,22 +43,14 @@ CASES = [
     (CHAT, "name", {"messages": turns(0, name="Ada")}),
     (CHAT, "reasoning_content", {"messages": turns(1, reasoning_content="Hm.")}),
     (CHAT, "reasoning", {"messages": turns(1, reasoning="Hm.")}),
-    (
-        CHAT,
-        "cache_control",
-        {"messages": turns(0, content=[{"type": "text", "text": "hello", "cache_control": {}}])},
-    ),
+    (CHAT, "cache_control", {"messages": turns(0, content=CACHED)}),
     (RESPONSES, "reasoning_effort", {"reasoning": {"effort": "low"}}),
     (RESPONSES, "summary", {"reasoning": {"summary": "auto"}}),
     (RESPONSES, "verbosity", {"text": {"verbosity": "low"}}),
     (RESPONSES, "include", {"include": ["reasoning.encrypted_content"]}),
     (RESPONSES, "truncation", {"truncation": "auto"}),
     (RESPONSES, "phase", {"input": turns(1, phase="final_answer", type="message")}),
-    (
-        RESPONSES,
-        "reasoning",
-        {"input": [*TURNS, {"type": "reasoning", "summary": [], "encrypted_content": "abc"}]},
-    ),
+    (RESPONSES, "reasoning", {"input": [*TURNS, REASONING]}),
 ]
 ACCEPTED = {*LABELS, "metadata"}
 """Also by strict servers, since they are labels."""
@@ -102,17 +92,9 @@ def test_an_agent_sends_back_all_that_it_got(client):
         answer = web.responses.create(model="toy", input=history, max_output_tokens=3)
         history += [item.model_dump() for item in answer.output]
         history += [answer.output[0], {"role": "user", "content": "more"}]
-    whole = web.chat.completions.create(
-        model="toy",
-        messages=TURNS,
-        max_completion_tokens=3,
-        reasoning_effort="minimal",
-        verbosity="low",
-        store=True,
-        metadata={"run": "1"},
-        user="me",
-    )
-    assert whole.choices
+    labels = {"store": True, "metadata": {"run": "1"}, "user": "me"}
+    labels |= {"reasoning_effort": "minimal", "verbosity": "low", "max_completion_tokens": 3}
+    assert web.chat.completions.create(model="toy", messages=TURNS, **labels).choices
 
 
 TEMPLATE = """{{ reasoning_effort }}{% for m in messages %}<|{{ m.role }}|>{{ m.name }}:

@@ -38,8 +38,7 @@ def test_letters_that_end_lines_are_escaped(web, path, stream):
 def test_the_official_client_reads_such_arguments(official):
     schema = {"type": "object", "properties": {"a": {"enum": [TEXT]}}, "required": ["a"]}
     tool = {"type": "function", "name": "f", "parameters": schema}
-    with official.responses.stream(
-        model="toy", input="x", tools=[tool], tool_choice="required", parallel_tool_calls=False
-    ) as events:
+    fields = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    with official.responses.stream(model="toy", input="x", **fields) as events:
         (call,) = events.get_final_response().output
     assert json.loads(call.arguments) == {"a": TEXT}

@@ -147,9 +147,8 @@ def test_drawn_logprobs_of_a_completion_are_those_of_the_network(decoder, networ
             streamed = [value for part in parts if part for value in part["drawn"][name]]
             assert streamed == drawn[name]
         echoed = complete(client, **fields, drawn_logprobs=True, echo=True)["logprobs"]
-        (result,) = decoder.generate(
-            [TEXT], temperature=0.7, top_k=4, seed=3, max_new_tokens=8, logprobs=0
-        )
+        rules = {name: fields[name] for name in ("temperature", "top_k", "seed", "logprobs")}
+        (result,) = decoder.generate([TEXT], max_new_tokens=8, **rules)
     num_prompt = len(decoder.encode(TEXT))
     assert echoed["drawn"]["raw"] == [None] * num_prompt + drawn["raw"]
     for name in own_names:
@@ -213,9 +212,8 @@ def test_a_special_token_stops(client, decoder, is_stream):
     fields = {"logit_bias": {str(special): 100}, "ignore_eos": True, "stop": ["zzz", text]}
     made = stream(client, **fields)[-1] if is_stream else complete(client, **fields)
     assert (made["finish_reason"], made["stop_reason"], made["text"]) == ("stop", text, "")
-    (result,) = decoder.generate(
-        [TEXT], logit_bias={special: 100}, ignore_eos=True, stop=[text], max_new_tokens=8
-    )
+    options = {"ignore_eos": True, "stop": [text], "max_new_tokens": 8}
+    (result,) = decoder.generate([TEXT], logit_bias={special: 100}, **options)
     assert (result.finish_reason, result.token_ids[-1:]) == ("stop", (special,))
 
 

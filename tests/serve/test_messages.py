@@ -21,9 +21,8 @@ def client():
     decoder = monge.load()
     tokenizer = decoder.tokenizer
     tokenizer.bos_token = "<|end|>"
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<|end|> $A", special_tokens=[("<|end|>", 0)]
-    )
+    before = TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", 0)])
+    tokenizer.backend_tokenizer.post_processor = before
     decoder.chat_format = TemplateFormat(tokenizer, IN_TURNS)
     with TestClient(create_app(decoder, ServeOptions(strict=True))) as made:
         made.tokenizer = tokenizer
@@ -33,13 +32,10 @@ def client():
 def prompts(client, messages, **fields):
     """The text of the prompt at each door, or its refusal."""
     asked = {"messages": messages} | fields
-    answers = {
-        "tokens": client.post("/tokenize", json=asked),
-        "prompt_token_ids": client.post(
-            "/v1/chat/completions", json=asked | {"max_tokens": 1, "return_token_ids": True}
-        ),
-    }
-    for name, answer in answers.items():
+    chat = asked | {"max_tokens": 1, "return_token_ids": True}
+    ways = ("/tokenize", asked, "tokens"), ("/v1/chat/completions", chat, "prompt_token_ids")
+    for path, sent, name in ways:
+        answer = client.post(path, json=sent)
         body = answer.json()
         if answer.status_code != 200:
             assert answer.status_code == 400
@@ -55,14 +51,9 @@ def test_instructions_are_the_users_where_a_template_has_no_role_for_them(client
         assert text == "<|end|><user> Be brief. \n\nhi"
     items = {"max_output_tokens": 1, "temperature": 0}
     asked = [{"input": [told, USER]}, {"input": "hi", "instructions": told["content"]}]
-    counts = [
-        client.post("/v1/responses", json=items | one).json()["usage"]["input_tokens"]
-        for one in asked
-    ]
-    size = len(
-        client.tokenizer("<|end|><user> Be brief. \n\nhi", add_special_tokens=False).input_ids
-    )
-    assert counts == [size, size]
+    usages = [client.post("/v1/responses", json=items | one).json()["usage"] for one in asked]
+    ids = client.tokenizer("<|end|><user> Be brief. \n\nhi", add_special_tokens=False).input_ids
+    assert [usage["input_tokens"] for usage in usages] == [len(ids)] * 2
 
 
 def test_functions_are_told_to_the_user(client):

@@ -11,7 +11,7 @@ from tests.serve.toy import VOCAB, Letters, Oops, alone, decoder, generation, su
 POISON = VOCAB - 1
 """First token of the prompt that makes trouble."""
 INNOCENT = [
-    generation(row % 3, 1 + row, seed=row, tokens=8 + row, temperature=(1.0, 0.0)[row == 1])
+    generation(row % 3, 1 + row, seed=row, tokens=8 + row, temperature=float(row != 1))
     for row in range(5)
 ]
 

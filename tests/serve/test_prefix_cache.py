@@ -152,9 +152,8 @@ def test_usage_and_metrics_say_what_was_not_read(size):
             details = usage["prompt_tokens_details"]
             written = len(prompt) if size and not expected else 0
             assert (details["cached_tokens"], details["cache_write_tokens"]) == (expected, written)
-        usage = client.post("/v1/completions", json=body | {"n": 2, "prompt": [prompt] * 2}).json()[
-            "usage"
-        ]
+        twice = body | {"n": 2, "prompt": [prompt] * 2}
+        usage = client.post("/v1/completions", json=twice).json()["usage"]
         assert usage["prompt_tokens_details"]["cached_tokens"] == 2 * cached
         scored = client.post("/v1/completions", json=body | {"echo": True, "logprobs": 1}).json()
         assert scored["usage"]["prompt_tokens_details"]["cached_tokens"] == 0

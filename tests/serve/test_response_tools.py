@@ -68,16 +68,12 @@ def test_forced_calls_are_those_of_the_chat(web, choice, is_parallel):
     Response.model_validate(answer)
     is_cut = answer["status"] == "incomplete"
     calls = calls_of(answer["output"])
-    check(
-        calls[:-1] if is_cut else calls,
-        ("f",) if isinstance(choice, dict) else ("f", "get_weather"),
-    )
+    names = ("f",) if isinstance(choice, dict) else ("f", "get_weather")
+    check(calls[:-1] if is_cut else calls, names)
     named = choice if isinstance(choice, str) else {"type": "function", "function": {"name": "f"}}
     chat = {"messages": [{"role": "user", "content": ASKED["input"]}], "max_tokens": 300}
-    chat |= {
-        "tool_choice": named,
-        "tools": [TOOL, {"type": "function", "function": _bare(tools[1])}],
-    }
+    bare = {name: value for name, value in tools[1].items() if name != "type"}
+    chat |= {"tool_choice": named, "tools": [TOOL, {"type": "function", "function": bare}]}
     (told,) = web.post("/v1/chat/completions", json=fields | chat).json()["choices"]
     functions = [one["function"] for one in told["message"]["tool_calls"]]
     assert calls == [(one["name"], one["arguments"]) for one in functions]
@@ -89,10 +85,6 @@ def test_forced_calls_are_those_of_the_chat(web, choice, is_parallel):
     assert not [event for event in events if "text" in event["type"]], "no empty message"
 
 
-def _bare(tool):
-    return {name: value for name, value in tool.items() if name != "type"}
-
-
 def test_a_call_that_is_cut_is_incomplete(web):
     body = ASKED | {"tools": [WEATHER], "tool_choice": "required", "seed": 2}
     body["max_output_tokens"] = 33
@@ -100,9 +92,8 @@ def test_a_call_that_is_cut_is_incomplete(web):
     (call,) = rebuilt(events)
     assert (call["status"], events[-1]["type"]) == ("incomplete", "response.incomplete")
     assert events[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert (
-        web.post("/v1/responses", json=body).json()["output"][0]["arguments"] == call["arguments"]
-    )
+    (whole,) = web.post("/v1/responses", json=body).json()["output"]
+    assert whole["arguments"] == call["arguments"]
 
 
 class City(BaseModel):
@@ -136,42 +127,30 @@ def test_the_official_client_runs_an_agent_to_its_end(official):
 
 @pytest.mark.parametrize("is_merged", [False, True])
 def test_items_are_the_turns_of_a_chat(web, is_merged):
-    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    other = {"id": "c2", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    made = {"c1": {"name": "f", "arguments": '{"a": 1}'}, "c2": {"name": "f", "arguments": "{}"}}
+    calls = [{"id": name, "type": "function", "function": one} for name, one in made.items()]
+    content = "Well" if is_merged else None
     messages = [
         {"role": "user", "content": "Hi"},
-        {
-            "role": "assistant",
-            "content": "Well" if is_merged else None,
-            "tool_calls": [call, other],
-        },
+        {"role": "assistant", "content": content, "tool_calls": calls},
         {"role": "tool", "tool_call_id": "c1", "content": "Rain"},
         {"role": "tool", "tool_call_id": "c2", "content": "Wind"},
     ]
     said = {"type": "message", "role": "assistant", "status": "completed", "id": "msg_1"}
+    said |= {"content": [{"type": "output_text", "text": "Well"}]}
+    result, wind = {"type": "function_call_output"}, [{"type": "input_text", "text": "Wind"}]
     items = [
         {"role": "user", "content": "Hi"},
-        *([said | {"content": [{"type": "output_text", "text": "Well"}]}] if is_merged else []),
+        *([said] if is_merged else []),
         {"type": "reasoning", "id": "rs_1", "summary": []},
-        *(
-            {"type": "function_call", "id": f"fc_{one['id']}", "call_id": one["id"]}
-            | one["function"]
-            for one in (call, other)
-        ),
-        {"type": "function_call_output", "call_id": "c1", "output": "Rain"},
-        {
-            "type": "function_call_output",
-            "call_id": "c2",
-            "output": [{"type": "input_text", "text": "Wind"}],
-        },
+        *({"type": "function_call", "id": f"f{n}", "call_id": n} | one for n, one in made.items()),
+        result | {"call_id": "c1", "output": "Rain"},
+        result | {"call_id": "c2", "output": wind},
     ]
     tool = {"name": "f", "parameters": {"type": "object"}}
     fields = {"seed": 1, "temperature": 1}
-    chat = {
-        "messages": messages,
-        "max_tokens": 5,
-        "tools": [{"type": "function", "function": tool}],
-    }
+    tools = [{"type": "function", "function": tool}]
+    chat = {"messages": messages, "max_tokens": 5, "tools": tools}
     answer = web.post("/v1/chat/completions", json=fields | chat).json()
     body = {"input": items, "max_output_tokens": 5, "tools": [{"type": "function"} | tool]}
     response = web.post("/v1/responses", json=fields | body).json()

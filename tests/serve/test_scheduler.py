@@ -48,20 +48,15 @@ def marked(served, name):
 
 @pytest.mark.parametrize(("tree", "chunk"), [("chain(3)", 1), ("fixed_width((2, 2))", 512)])
 def test_a_crowd_writes_what_each_writes_alone(tree, chunk):
-    requests = [
-        generation(
-            *[(3 * row + place) % VOCAB for place in range(1 + row % 5)],
-            seed=row,
-            tokens=3 + row % 7,
-            temperature=(0.0, 0.7, 1.0)[row % 3],
-        )
-        for row in range(32)
-    ]
+    def made(row):
+        prompt = [(3 * row + place) % VOCAB for place in range(1 + row % 5)]
+        heat = (0.0, 0.7, 1.0)[row % 3]
+        return generation(*prompt, seed=row, tokens=3 + row % 7, temperature=heat)
+
+    requests, options = [made(row) for row in range(32)], ServeOptions(prefill_chunk=chunk)
     expected = [alone(one, tree=tree) for one in requests]
     for size, count in ((32, 32), (3, 10)):
-        with Scheduler(
-            decoder(tree=tree, max_batch_size=size), ServeOptions(prefill_chunk=chunk)
-        ) as scheduler:
+        with Scheduler(decoder(tree=tree, max_batch_size=size), options) as scheduler:
             assert texts_of(scheduler, requests[:count]) == expected[:count]
             assert is_empty(scheduler)
 
@@ -75,15 +70,10 @@ def test_log_probabilities_are_those_of_the_law_and_of_the_model():
         scores[:, int(token_ids[0, -1])] = -math.inf
         return scores
 
-    made = [
-        replace(
-            generation(*prompt, processors=(ban,)),
-            rules=rules,
-            logprobs=LogprobOptions(num_top=3, source=source),
-            prompt_logprobs=LogprobOptions(num_top=2, source="raw"),
-        )
-        for source in ("processed", "raw")
-    ]
+    asked = generation(*prompt, processors=(ban,))
+    asked = replace(asked, rules=rules, prompt_logprobs=LogprobOptions(num_top=2, source="raw"))
+    sources = [LogprobOptions(num_top=3, source=source) for source in ("processed", "raw")]
+    made = [replace(asked, logprobs=options) for options in sources]
     with Scheduler(decoder(), ServeOptions(prefill_chunk=2)) as scheduler:
         processed, raw = [submit(scheduler, one).completion(60) for one in made]
     assert processed.token_ids == raw.token_ids
@@ -108,23 +98,16 @@ def test_log_probabilities_are_those_of_the_law_and_of_the_model():
 
 
 def test_requests_that_can_never_fit_are_refused_at_once():
-    with Scheduler(decoder(max_length=100), ServeOptions(kv_budget_tokens=50)) as scheduler:
-        for wrong, kind, message in (
-            (
-                generation(1, 2, tokens=58),
-                ContextLengthError,
-                "= 60 exceeds the server's context length of 50 tokens",
-            ),
-            (generation(1, 9), OptionError, r"token ids must lie in 0\.\.6; got 9"),
-            (generation(1, stop=("x",)), OptionError, "stop strings need a tokenizer"),
-        ):
-            with pytest.raises(kind, match=message):
-                submit(scheduler, wrong)
-    with (
-        Scheduler(decoder(max_length=100)) as scheduler,
-        pytest.raises(ContextLengthError, match="exceeds the target's context"),
+    short, usual = ServeOptions(kv_budget_tokens=50), ServeOptions()
+    for options, wrong, kind, message in (
+        (short, generation(1, 2, tokens=58), ContextLengthError, "= 60 exceeds the server's .* 50"),
+        (short, generation(1, 9), OptionError, r"token ids must lie in 0\.\.6; got 9"),
+        (short, generation(1, stop=("x",)), OptionError, "stop strings need a tokenizer"),
+        (usual, generation(1, 2, tokens=99), ContextLengthError, "exceeds the target's context"),
     ):
-        submit(scheduler, generation(1, 2, tokens=99))
+        scheduler = Scheduler(decoder(max_length=100), options)
+        with scheduler, pytest.raises(kind, match=message):
+            submit(scheduler, wrong)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +142,8 @@ def test_the_caches_are_never_promised_twice():
 def test_cancelled_generations_give_back_their_room_wherever_they_are():
     with Scheduler(decoder(max_batch_size=3), ServeOptions(prefill_chunk=2)) as scheduler:
         running, gate = held(scheduler, tokens=30)
-        prefilling, untouched, waiting = [
-            submit(scheduler, generation(*[2] * 20, seed=row)) for row in range(3)
-        ]
+        made = [generation(*[2] * 20, seed=row) for row in range(3)]
+        prefilling, untouched, waiting = [submit(scheduler, one) for one in made]
         waiting.cancel()
         gate.opened.set()
         next(iter(running))
@@ -200,9 +182,8 @@ def test_closing_finishes_what_was_taken_or_cuts_it_short():
 
 
 def test_a_full_queue_and_a_closed_scheduler_say_so():
-    with Scheduler(
-        decoder(max_length=100, max_batch_size=1), ServeOptions(max_waiting=2)
-    ) as scheduler:
+    options = ServeOptions(max_waiting=2)
+    with Scheduler(decoder(max_length=100, max_batch_size=1), options) as scheduler:
         gate = Gate()
         first = generation(1, processors=(gate,))
         handles = submit_all(scheduler, [first, *(generation(1, seed=seed) for seed in range(4))])

@@ -130,20 +130,13 @@ TOOL = tool()
         (said(arguments="{"), "function.arguments: must be the text of a JSON object"),
         (said(name="a b"), "messages.0.tool_calls.0.function.name: "),
         ({"tools": [TOOL, TOOL]}, "tools: two functions have one name"),
-        (
-            {"tools": [tool(parameters={"type": "string"})]},
-            "parameters: must be a JSON schema of type",
-        ),
+        ({"tools": [tool(parameters={"type": "string"})]}, "parameters: must be a JSON schema of"),
         ({"tools": [TOOL | {"type": "mcp"}]}, "tools.0.type: "),
         ({"tool_choice": "required"}, "tool_choice: there are no tools"),
         ({"tools": [TOOL], "tool_choice": named("g")}, "tool_choice: there is no function 'g'"),
         ({"tools": [TOOL], "tool_choice": "f"}, "tool_choice: input should be 'none', 'auto' or"),
         ({"functions": [{"name": "f"}]}, "functions: send tools"),
         (turn(content=None), "messages.0.content: "),
-        (
-            turn(content=[{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]),
-            "messages.0.content: part 1 is of type 'image_url', and only text is read here",
-        ),
         (turn(weight=1), "unknown field 'messages.0.weight'"),
         ({"stream": True, "stream_options": {"more": 1}}, "unknown field 'stream_options.more'"),
         ({"top_logprobs": 2}, "top_logprobs: only with logprobs=true"),
@@ -159,10 +152,10 @@ def test_malformed_conversations_are_refused_by_field(fields, message):
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
 def test_a_part_that_is_no_text_is_named_in_one_sentence(kind):
-    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": kind}]}]
-    assert error_of(ChatRequest, messages=messages).message == (
-        f"messages.1.content: part 0 is of type {kind!r}, and only text is read here"
-    )
+    parts = [{"type": "text", "text": "x"}, {"type": kind}]
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": parts}]
+    told = f"messages.1.content: part 1 is of type {kind!r}, and only text is read here"
+    assert error_of(ChatRequest, messages=messages).message == told
 
 
 @pytest.mark.parametrize(

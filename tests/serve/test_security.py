@@ -67,9 +67,8 @@ class Bodies:
 
     def __init__(self, max_bytes, timeout_s=60.0):
         self.statuses, self.read, self.held, self.opened = [], [], [], asyncio.Event()
-        self.bounded = BoundedBodies(
-            self.app, max_bytes=max_bytes, max_held_bytes=max_bytes, timeout_s=timeout_s
-        )
+        limits = {"max_bytes": max_bytes, "max_held_bytes": max_bytes, "timeout_s": timeout_s}
+        self.bounded = BoundedBodies(self.app, **limits)
 
     async def app(self, scope, receive, send):
         del scope["state"]["body"]
@@ -144,10 +143,8 @@ def test_a_failure_of_ours_has_an_id_and_nothing_else(caplog):
         raise RuntimeError("the secret path /etc/weights")
 
     app.add_api_route("/broken", broken)
-    with (
-        TestClient(app, raise_server_exceptions=False) as client,
-        caplog.at_level(logging.ERROR, "monge.serve"),
-    ):
+    caplog.set_level(logging.ERROR, "monge.serve")
+    with TestClient(app, raise_server_exceptions=False) as client:
         answer = client.get("/broken")
     assert answer.status_code == 500
     assert "secret" not in answer.text
@@ -169,10 +166,8 @@ def test_a_request_that_fails_in_the_engine_leaves_the_server_whole(caplog):
     size = len(ALPHABET)
     poisoned = TabularModel(_Poisoned(size, 11), size, max_length=100)
     good_body = {"prompt": "a", "seed": 0, "logit_bias": {str(size - 4): -100}}
-    with (
-        TestClient(toy_app(toy_decoder(poisoned))) as client,
-        caplog.at_level(logging.ERROR, "monge.serve"),
-    ):
+    caplog.set_level(logging.ERROR, "monge.serve")
+    with TestClient(toy_app(toy_decoder(poisoned))) as client:
         bad = client.post("/v1/completions", json={"prompt": "z"})
         stream = client.post("/v1/completions", json={"prompt": "z", "stream": True})
         assert client.post("/v1/completions", json=good_body).status_code == 200

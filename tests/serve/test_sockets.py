@@ -73,10 +73,7 @@ def test_a_request_with_a_doubtful_length_is_refused_and_nothing_behind_it_is_an
 @pytest.mark.parametrize(
     ("sent", "fault"),
     [
-        (
-            HEAD + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
-            "Content-Length beside",
-        ),
+        (HEAD + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", "Length beside"),
         (b"hello\r\n\r\n", "illegal request line: 'hello'"),
         (b"\x16\x03\x01\x02\x00\x01", "illegal request line"),
         (b"GET /health HTTP/1.1\r\n\r\n", "Missing mandatory Host: header"),
@@ -89,7 +86,9 @@ def test_a_request_with_a_doubtful_length_is_refused_and_nothing_behind_it_is_an
     ids=lambda value: repr(value)[:40],
 )
 def test_the_error_says_what_was_malformed(url, sent, fault):
-    _, _, body = whole_answer(url, sent).partition(b"\r\n\r\n")
+    head, _, body = whole_answer(url, sent).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"connection: close" in head
     error = json.loads(body)["error"]
     assert error["code"] == "invalid_http"
     assert fault in error["message"]

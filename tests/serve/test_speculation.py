@@ -146,12 +146,9 @@ def test_requests_and_drafts_are_counted_by_controller():
         assert tokens[OFFERED[1]] == 0
         assert tokens["none"] > 0
         assert 2 * tokens["fixed"] > tokens[OFFERED[0]]
-        for ours, theirs in (
-            ("rounds", "monge:target_rounds_total"),
-            ("drafts", "vllm:spec_decode_num_drafts_total"),
-            ("draft_tokens", "vllm:spec_decode_num_draft_tokens_total"),
-            ("accepted_tokens", "vllm:spec_decode_num_accepted_tokens_total"),
-        ):
+        names = ("drafts", "draft_tokens", "accepted_tokens")
+        totals = {name: f"vllm:spec_decode_num_{name}_total" for name in names}
+        for ours, theirs in (totals | {"rounds": "monge:target_rounds_total"}).items():
             parts = counted(client, f"monge:{ours}_by_controller_total", "controller")
             assert sum(parts.values()) == counted(client, theirs, None)[None]
 

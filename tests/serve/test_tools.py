@@ -54,29 +54,10 @@ def call(form, name="f", arguments="{}"):
 ARGUMENTS = '{"a": "}</tool_call>[{\\"é\\u00e9", "b": [1.50, {}]}'
 PARTS = [
     *('{"name": "f", "arguments": ' + ARGUMENTS + "}", '{"name": "f", "parameters": {"a": 1}}'),
-    *(
-        '{"arguments": {"a": 1}, "name": "f"}',
-        '{"name": "other", "arguments": {}}',
-        '{"name": "f"}',
-    ),
-    *(
-        '{"name": "f", "arguments": {"a": }}',
-        '{"name": "f", "arguments": "a"}',
-        '{"name": "f", "arg',
-    ),
-    *(
-        "<tool_call>",
-        "\n</tool_call>",
-        "[TOOL_CALLS]",
-        " [",
-        "]",
-        ", ",
-        ";",
-        "\n",
-        " ",
-        "Well, ",
-        "<t",
-    ),
+    *('{"arguments": {"a": 1}, "name": "f"}', '{"name": "other", "arguments": {}}'),
+    *('{"name": "f", "arguments": {"a": }}', '{"name": "f", "arguments": "a"}'),
+    *('{"name": "f"}', '{"name": "f", "arg', "<tool_call>", "\n</tool_call>", "[TOOL_CALLS]"),
+    *(" [", "]", ", ", ";", "\n", " ", "Well, ", "<t"),
 ]
 
 
@@ -163,9 +144,8 @@ def decoder():
 
 
 def test_a_text_beside_calls_that_a_template_leaves_out_is_written_with_them(decoder):
-    template = WITH_TOOLS.replace("CALL", WRITTEN["hermes"]).replace(
-        "{{ m.content }}", "{{ m.content if not m.tool_calls }}"
-    )
+    template = WITH_TOOLS.replace("CALL", WRITTEN["hermes"])
+    template = template.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}")
     chat = TemplateFormat(decoder.tokenizer, template)
     found = call_format(chat, decoder.eos_ids)
     assert (found.has_calls, found.has_both) == (True, False)
@@ -190,12 +170,9 @@ def test_a_template_shows_how_calls_are_written(decoder, name):
     chat = TemplateFormat(decoder.tokenizer, template)
     found = call_format(chat, decoder.eos_ids)
     own = FORMS.get(name, CallFormat())
-    assert replace(found, added={}, hidden=frozenset()) == replace(
-        own,
-        has_tools=name in {*FORMS, "drops calls"},
-        has_calls=name in FORMS,
-        has_both=name in FORMS,
-    )
+    can = {"has_tools": name in {*FORMS, "drops calls"}}
+    can |= {"has_calls": name in FORMS, "has_both": name in FORMS}
+    assert replace(found, added={}, hidden=frozenset()) == replace(own, **can)
     called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": "é"}}}
     turns = [
         {"role": "user", "content": "Hi"},
@@ -266,9 +243,8 @@ def test_forced_calls_are_well_formed_and_stream_as_they_are(official, choice, s
     assert len(calls) == 1
     assert choice.finish_reason == "tool_calls"
     assert len(choice.logprobs.content) == answer.usage.completion_tokens
-    chunks = official.chat.completions.create(
-        **fields, stream=True, stream_options={"include_usage": True}
-    )
+    streams = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = official.chat.completions.create(**fields, **streams)
     *told, usage = rebuilt(chunks)
     assert told == ["", calls, ["tool_calls"]]
     assert usage.completion_tokens == answer.usage.completion_tokens
@@ -283,15 +259,9 @@ def test_an_agent_runs_to_its_end(official):
 
     turns = list(ASKED["messages"])
     for choice in ("required", "none"):
-        answer = official.chat.completions.create(
-            model="toy",
-            messages=turns,
-            tools=[STRICT],
-            tool_choice=choice,
-            parallel_tool_calls=False,
-            max_tokens=60,
-            seed=1,
-        )
+        fields = {"tools": [STRICT], "tool_choice": choice, "parallel_tool_calls": False}
+        fields |= {"max_tokens": 60, "seed": 1}
+        answer = official.chat.completions.create(model="toy", messages=turns, **fields)
         message = answer.choices[0].message
         turns.append(message.model_dump())
         for one in message.tool_calls or ():
@@ -342,12 +312,8 @@ def test_calls_that_a_model_makes_by_itself(is_called):
         assert (content, calls, finish) == (text, [], "stop")
 
 
-MARKS = [
-    AddedToken("<tool_call>", special=False),
-    AddedToken("</tool_call>", special=False),
-    AddedToken("<think>", special=False),
-    AddedToken("[TOOL_CALLS]", special=True),
-]
+MARKS = [AddedToken(one, special=False) for one in ("<tool_call>", "</tool_call>", "<think>")]
+MARKS += [AddedToken("[TOOL_CALLS]", special=True)]
 
 
 @pytest.mark.parametrize("name", [*FORMS, "added"])
@@ -403,9 +369,8 @@ TOOLS = {"tools": [TOOL]}
 
 def test_an_answer_has_its_form_or_is_a_call(official):
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "boolean"}}}
-    answers = official.chat.completions.create(
-        **ASKED, tools=[STRICT], parallel_tool_calls=False, response_format=form, n=8, seed=1
-    ).choices
+    fields = {"tools": [STRICT], "parallel_tool_calls": False, "response_format": form}
+    answers = official.chat.completions.create(**ASKED, **fields, n=8, seed=1).choices
     for one in answers:
         assert (one.message.content in {"true", "false"}) is (one.finish_reason == "stop")
         assert bool(one.message.tool_calls) is (one.finish_reason == "tool_calls")
@@ -413,11 +378,9 @@ def test_an_answer_has_its_form_or_is_a_call(official):
 
 
 def test_tokens_of_functions_are_counted(web):
-    messages = ASKED["messages"]
-    plain, told = (
-        web.post("/tokenize", json={"messages": messages} | more).json()["count"]
-        for more in ({}, TOOLS)
-    )
+    asked = {"messages": ASKED["messages"]}
+    answers = [web.post("/tokenize", json=asked | more).json() for more in ({}, TOOLS)]
+    plain, told = (answer["count"] for answer in answers)
     assert told > plain + 20
     body = ASKED | TOOLS | {"max_tokens": 1}
     for choice, count in (("auto", told), ("none", plain)):

@@ -44,9 +44,8 @@ def test_a_truncated_program_is_lossless(case, num_leading, tail):
     pair = truncated_program(p, q1, q2, num_leading=num_leading, tail=tail)
     problem = TransportProblem.from_draft_laws(p, [q1, q2])
     selection = Tournament(rounds=(pair,)).selection(problem)
-    np.testing.assert_allclose(
-        selection_law(problem, selection), pair.winner_law, rtol=0, atol=1e-15
-    )
+    selected = selection_law(problem, selection)
+    np.testing.assert_allclose(selected, pair.winner_law, rtol=0, atol=1e-15)
     coupling = canonical_coupling(problem, selection)
     assert coupling.is_lossless
     optimum = different_drafts_optimum(p, [q1, q2]).acceptance
@@ -58,10 +57,8 @@ def test_a_truncated_program_is_lossless(case, num_leading, tail):
 def test_more_leading_tokens_come_closer():
     rng = np.random.default_rng(3)
     p, q1, q2 = (rng.dirichlet(np.full(12, 0.5)) for _ in range(3))
-    values = [
-        np.minimum(p, truncated_program(p, q1, q2, num_leading=size).winner_law).sum()
-        for size in (1, 3, 6, 12)
-    ]
+    pairs = [truncated_program(p, q1, q2, num_leading=size) for size in (1, 3, 6, 12)]
+    values = [np.minimum(p, pair.winner_law).sum() for pair in pairs]
     assert values[0] < values[-1]
     assert values[-1] == pytest.approx(different_drafts_optimum(p, [q1, q2]).acceptance, abs=1e-9)
 
@@ -74,9 +71,8 @@ def test_a_tournament_is_lossless(case, num_leading):
     rounds = tournament(p, draft_laws, num_leading=num_leading)
     problem = TransportProblem.from_draft_laws(p, draft_laws)
     selection = rounds.selection(problem)
-    np.testing.assert_allclose(
-        selection_law(problem, selection), rounds.rounds[-1].winner_law, rtol=0, atol=1e-14
-    )
+    winner = rounds.rounds[-1].winner_law
+    np.testing.assert_allclose(selection_law(problem, selection), winner, rtol=0, atol=1e-14)
     coupling = canonical_coupling(problem, selection)
     assert coupling.is_lossless
     assert coupling.acceptance <= different_drafts_optimum(p, draft_laws).acceptance + 1e-12
@@ -84,9 +80,8 @@ def test_a_tournament_is_lossless(case, num_leading):
 
 def test_tail_variants_differ_only_outside():
     p, q = A
-    ranked, first = (
-        truncated_program(p, q, q, num_leading=1, tail=tail) for tail in ("ranked", "first")
-    )
+    ranked = truncated_program(p, q, q, num_leading=1, tail="ranked")
+    first = truncated_program(p, q, q, num_leading=1, tail="first")
     for pair in itertools.product(range(3), repeat=2):
         if ranked.order[0] in pair:
             assert ranked.first_prob(*pair) == first.first_prob(*pair)

@@ -25,9 +25,8 @@ EXACT = 1e-12
 
 
 def check(value, candidates, p, rule):
-    accepted, error = rules.acceptance_and_error(
-        TransportProblem(target=p, candidates=candidates), rule
-    )
+    problem = TransportProblem(target=p, candidates=candidates)
+    accepted, error = rules.acceptance_and_error(problem, rule)
     assert error < EXACT
     assert value == pytest.approx(accepted, abs=EXACT)
 
@@ -35,20 +34,17 @@ def check(value, candidates, p, rule):
 def check_all_rules(p, q, width):
     iid, distinct = CandidateLaw.iid(q, width), CandidateLaw.without_replacement(q, width)
     best = iid_optimum(p, q, width).acceptance
-    values = {
-        "rrs": (rrs_acceptance(p, [q] * width), rules.rrs(p, [q] * width)),
-        "k_seq": (k_seq_acceptance(p, q, width), rules.k_seq(p, q, width)),
-        "naive_tree": (naive_tree_acceptance(p, q, width), rules.naive_tree(p, q)),
-        "target_walk": (
-            target_walk_acceptance(TransportProblem(target=p, candidates=iid)),
-            lambda _: p,
-        ),
-    }
-    for value, rule in values.values():
+    k_seq, walk = k_seq_acceptance(p, q, width), TransportProblem(target=p, candidates=iid)
+    for value, rule in (
+        (rrs_acceptance(p, [q] * width), rules.rrs(p, [q] * width)),
+        (k_seq, rules.k_seq(p, q, width)),
+        (naive_tree_acceptance(p, q, width), rules.naive_tree(p, q)),
+        (target_walk_acceptance(walk), lambda _: p),
+    ):
         check(value, iid, p, rule)
         assert value <= best + EXACT
     # The guarantee of SpecTr.
-    assert values["k_seq"][0] >= (1.0 - (1.0 - 1.0 / width) ** width) * best - EXACT
+    assert k_seq >= (1.0 - (1.0 - 1.0 / width) ** width) * best - EXACT
     value = rrs_without_replacement_acceptance(p, q, width)
     check(value, distinct, p, rules.rrs_without_replacement(p, q))
     assert value <= without_replacement_optimum(p, q, width).acceptance + EXACT
@@ -69,13 +65,9 @@ def test_optimal_acceptance_of_every_rule_on_edge_cases(name):
 @few
 @given(st.integers(2, 4).flatmap(lambda n: st.tuples(laws(n), laws(n), laws(n))))
 def test_recursive_rejection_with_different_drafts(case):
-    p, *draft_laws = case
-    check(
-        rrs_acceptance(p, draft_laws),
-        CandidateLaw.independent(draft_laws),
-        p,
-        rules.rrs(p, draft_laws),
-    )
+    p, *drafts = case
+    rule, candidates = rules.rrs(p, drafts), CandidateLaw.independent(drafts)
+    check(rrs_acceptance(p, drafts), candidates, p, rule)
 
 
 @few
@@ -98,26 +90,17 @@ def test_rho_is_the_smallest_valid_one():
 def test_residual_hits_are_counted():
     constants = k_seq_constants(*A, 2)
     assert k_seq_acceptance(*A, 2, rho=2.0) > k_seq_constants(*A, 2, rho=2.0).accepted + 0.01
-    check(
-        k_seq_acceptance(*A, 2, rho=2.0),
-        CandidateLaw.iid(A[1], 2),
-        A[0],
-        rules.k_seq(*A, 2, rho=2.0),
-    )
+    rule = rules.k_seq(*A, 2, rho=2.0)
+    check(k_seq_acceptance(*A, 2, rho=2.0), CandidateLaw.iid(A[1], 2), A[0], rule)
     with pytest.raises(LawError, match="rho = 1.2 is below gamma"):
         k_seq_acceptance(*A, 2, rho=1.2)
-    assert k_seq_acceptance(*A, 2) == pytest.approx(
-        constants.accepted, abs=1e-9
-    )  # at the smallest rho no residual token can hit
+    # At the smallest rho no residual token can hit.
+    assert k_seq_acceptance(*A, 2) == pytest.approx(constants.accepted, abs=1e-9)
     shared = (np.array([0.5, 0.5]), np.array([0.9, 0.1]))
     assert naive_tree_acceptance(*shared, 3) > naive_tree_acceptance(*shared, 1) + 0.05
 
 
 def test_disjoint_supports_accept_nothing():
     p, q = half(tokens=4, inside=2), half(tokens=4, inside=2)[::-1].copy()
-    assert (
-        k_seq_acceptance(p, q, 3)
-        == rrs_acceptance(p, [q] * 3)
-        == naive_tree_acceptance(p, q, 3)
-        == 0.0
-    )
+    assert k_seq_acceptance(p, q, 3) == rrs_acceptance(p, [q] * 3) == 0.0
+    assert naive_tree_acceptance(p, q, 3) == 0.0

@@ -19,10 +19,8 @@ PROBLEM = TransportProblem(target=P, candidates=CandidateLaw.iid(Q, 2))
 def test_every_feasible_kernel_is_lossless(case, seed):
     p, q, width = case
     problem = TransportProblem(target=p, candidates=CandidateLaw.iid(q, width))
-    kernel = (
-        np.random.default_rng(seed).random(problem.candidates.membership.shape)
-        * problem.candidates.membership
-    )
+    members = problem.candidates.membership
+    kernel = np.random.default_rng(seed).random(members.shape) * members
     kernel /= np.maximum(1.0, kernel.sum(axis=1, keepdims=True))
     masses = problem.candidates.probs @ kernel
     kernel *= np.divide(p, masses, out=np.ones_like(p), where=masses > p)

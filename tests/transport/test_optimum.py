@@ -34,26 +34,22 @@ LP = 1e-9  # HiGHS is asked for 1e-10; its flow is then scaled into the feasible
 def lp(p, candidates):
     coupling = solve(TransportProblem(target=p, candidates=candidates))
     assert coupling.is_lossless
-    assert coupling.acceptance == pytest.approx(
-        coupling.accepted_mass, abs=LP
-    )  # an optimal flow leaves no hits to its residual
+    # An optimal flow leaves no hits to its residual.
+    assert coupling.acceptance == pytest.approx(coupling.accepted_mass, abs=LP)
     return coupling.acceptance
 
 
 def check_all_drawings(p, q, width):
-    iid = CandidateLaw.iid(q, width)
-    distinct = CandidateLaw.without_replacement(q, width)
-    assert iid_optimum(p, q, width).acceptance == pytest.approx(lp(p, iid), abs=LP)
-    assert without_replacement_optimum(p, q, width).acceptance == pytest.approx(
-        lp(p, distinct), abs=LP
-    )
-    for candidates, optimum in ((iid, iid_optimum), (distinct, without_replacement_optimum)):
-        searched = subset_optimum(TransportProblem(target=p, candidates=candidates)).acceptance
-        assert optimum(p, q, width).acceptance == pytest.approx(searched, abs=1e-13)
-    assert (
-        without_replacement_optimum(p, q, width).acceptance
-        >= iid_optimum(p, q, width).acceptance - 1e-13
-    )
+    found = []
+    for make, optimum in (
+        (CandidateLaw.iid, iid_optimum),
+        (CandidateLaw.without_replacement, without_replacement_optimum),
+    ):
+        problem = TransportProblem(target=p, candidates=make(q, width))
+        found.append(optimum(p, q, width).acceptance)
+        assert found[-1] == pytest.approx(lp(p, problem.candidates), abs=LP)
+        assert found[-1] == pytest.approx(subset_optimum(problem).acceptance, abs=1e-13)
+    assert found[1] >= found[0] - 1e-13
 
 
 @few
@@ -79,44 +75,36 @@ def test_greedy_and_mixed(case):
         candidates = CandidateLaw.mixed(fixed, rest, 1)
         wider = CandidateLaw.mixed(fixed, rest, 2)
         assert mixed_optimum(p, fixed, rest, 2).acceptance == pytest.approx(lp(p, wider), abs=LP)
-    assert greedy_optimum(p, q, width).acceptance == pytest.approx(lp(p, candidates), abs=LP)
-    assert greedy_optimum(p, q, width).acceptance == pytest.approx(
-        greedy_acceptance(p, q, width), abs=1e-14
-    )
+    found = greedy_optimum(p, q, width).acceptance
+    assert found == pytest.approx(lp(p, candidates), abs=LP)
+    assert found == pytest.approx(greedy_acceptance(p, q, width), abs=1e-14)
+
+
+def several(n):
+    return st.tuples(laws(n), st.lists(laws(n), min_size=1, max_size=3))
 
 
 @few
-@given(
-    st.integers(2, 5).flatmap(
-        lambda n: st.tuples(laws(n), st.lists(laws(n), min_size=1, max_size=3))
-    )
-)
+@given(st.integers(2, 5).flatmap(several))
 def test_optimum_of_different_draft_laws_is_the_linear_programs(case):
     p, draft_laws = case
     optimum = different_drafts_optimum(p, draft_laws)
     assert optimum.acceptance == pytest.approx(lp(p, CandidateLaw.independent(draft_laws)), abs=LP)
 
 
+def joint(n):
+    tuples, masses = st.lists(st.integers(0, n - 1), max_size=3).map(tuple), [1.0, 2.0, 0.5, 0.0]
+    weights = st.dictionaries(tuples, st.sampled_from(masses), min_size=1, max_size=6)
+    return st.tuples(laws(n), weights.filter(lambda some: any(some.values())))
+
+
 @few
-@given(
-    st.integers(2, 4).flatmap(
-        lambda n: st.tuples(
-            laws(n),
-            st.dictionaries(
-                st.lists(st.integers(0, n - 1), max_size=3).map(tuple),
-                st.sampled_from([1.0, 2.0, 0.5, 0.0]),
-                min_size=1,
-                max_size=6,
-            ).filter(lambda masses: any(masses.values())),
-        )
-    )
-)
+@given(st.integers(2, 4).flatmap(joint))
 def test_any_joint_law(case):
     p, weights = case
     total = sum(weights.values())
-    problem = TransportProblem.from_joint_law(
-        p, {candidate_ids: mass / total for candidate_ids, mass in weights.items()}
-    )
+    law = {candidate_ids: mass / total for candidate_ids, mass in weights.items()}
+    problem = TransportProblem.from_joint_law(p, law)
     assert subset_optimum(problem).acceptance == pytest.approx(solve(problem).acceptance, abs=LP)
 
 
@@ -124,12 +112,9 @@ def test_any_joint_law(case):
 @given(pairs())
 def test_one_candidate_is_the_maximal_coupling(case):
     p, q, _ = case
-    assert iid_optimum(p, q, 1).acceptance == pytest.approx(
-        single_draft_acceptance(p, q), abs=1e-15
-    )
-    assert without_replacement_optimum(p, q, 1).acceptance == pytest.approx(
-        single_draft_acceptance(p, q), abs=1e-15
-    )
+    for optimum in (iid_optimum, without_replacement_optimum):
+        found = optimum(p, q, 1).acceptance
+        assert found == pytest.approx(single_draft_acceptance(p, q), abs=1e-15)
 
 
 @few
@@ -179,10 +164,8 @@ def test_the_tightest_set_is_the_one_that_asks_for_most_drafts():
     assert acceptance_one(np.array([0.5, 0.5, 0.0]), np.array([1.0, 0.0, 0.0])).num_drafts is None
     # The draft misses a little of one token: a set of mass 1 - 1e-13 that the target has with mass
     # 0.75.
-    tiny = 1e-13
-    assert acceptance_one(
-        np.array([0.75, 0.25]), np.array([1.0 - tiny, tiny])
-    ).num_drafts == pytest.approx(2.877e12, rel=1e-3)
+    many = acceptance_one(np.array([0.75, 0.25]), np.array([1.0 - 1e-13, 1e-13])).num_drafts
+    assert many == pytest.approx(2.877e12, rel=1e-3)
 
 
 @few

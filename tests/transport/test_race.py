@@ -29,9 +29,8 @@ LAWS = [
 @pytest.mark.parametrize("q", LAWS)
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 def test_prefix_containment_is_that_of_enumeration(q, width):
-    np.testing.assert_allclose(
-        prefix_containment(q, width), enumerated(q, width), rtol=0, atol=1e-14
-    )
+    found = prefix_containment(q, width)
+    np.testing.assert_allclose(found, enumerated(q, width), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("q", LAWS)
@@ -55,6 +54,5 @@ def test_step_is_fine_enough(monkeypatch):
 def test_many_draws_from_equal_tokens(size, width):
     """Then h tokens hold all draws with probability C(h, K) / C(n, K)."""
     exact = [math.comb(count, width) / math.comb(size, width) for count in range(1, size + 1)]
-    np.testing.assert_allclose(
-        prefix_containment(np.full(size, 1.0 / size), width), exact, rtol=0, atol=1e-13
-    )
+    found = prefix_containment(np.full(size, 1.0 / size), width)
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-13)

@@ -39,10 +39,8 @@ def check_scores(p, q, width):
     u = starts[:, None] + table.walked
     partner = scores.partners(u.ravel()).reshape(u.shape)
     for power in range(5):
-        moment = (
-            table.weights * ((1.0 - table.swap) * u**power + table.swap * partner**power)
-        ).sum()
-        assert moment == pytest.approx(1.0 / (power + 1), abs=EXACT)
+        moments = (1.0 - table.swap) * u**power + table.swap * partner**power
+        assert (table.weights * moments).sum() == pytest.approx(1.0 / (power + 1), abs=EXACT)
     for token in np.flatnonzero(q):
         owns, receives = (table.owners == token)[:, None], (table.partners == token)[:, None]
         length = (table.weights * (owns * (1.0 - table.swap) + receives * table.swap)).sum()
@@ -82,23 +80,16 @@ def test_swaps_of_scores_balance(case, positions):
     assert scores.heights(u).min() >= -1e-15
     moves = swap > 0.0
     # the token receives g, position by position
-    np.testing.assert_allclose(
-        ((1.0 - swap) * here + swap * there)[moves], gain[moves], rtol=0, atol=EXACT
-    )
+    received = (1.0 - swap) * here + swap * there
+    np.testing.assert_allclose(received[moves], gain[moves], rtol=0, atol=EXACT)
     # away from the peaks and from zero height, where the map is well conditioned
-    good = (
-        moves
-        & (np.minimum(abs(here - gain), abs(there - other)) > 1e-3)
-        & (scores.heights(u) > 1e-9)
-    )
-    np.testing.assert_allclose(
-        scores.heights(partner)[good], scores.heights(u)[good], rtol=0, atol=1e-14
-    )
+    heights, heights_there = scores.heights(u), scores.heights(partner)
+    good = moves & (np.minimum(abs(here - gain), abs(there - other)) > 1e-3) & (heights > 1e-9)
+    np.testing.assert_allclose(heights_there[good], heights[good], rtol=0, atol=1e-14)
     np.testing.assert_allclose(scores.partners(partner)[good], u[good], rtol=0, atol=1e-11)
     # m(u) du = m(u') du', |dE| being equal
-    np.testing.assert_allclose(
-        (swap * abs(there - other))[good], (back * abs(here - gain))[good], rtol=0, atol=1e-10
-    )
+    masses = swap * abs(there - other), back * abs(here - gain)
+    np.testing.assert_allclose(masses[0][good], masses[1][good], rtol=0, atol=1e-10)
 
 
 @few
@@ -107,11 +98,9 @@ def test_one_candidate_is_the_single_draft_rule(case):
     p, q, _ = case
     coupling = rearrangement_coupling(p, q, 1)
     assert coupling.acceptance == pytest.approx(single_draft_acceptance(p, q), abs=1e-14)
-    for (candidate_ids, _), row in zip(coupling.problem.candidates, coupling.kernel, strict=True):
+    for ((token,), _), row in zip(coupling.problem.candidates, coupling.kernel, strict=True):
         # a candidate too improbable for its window to have a length in float64 is refused
-        assert row[candidate_ids[0]] == pytest.approx(
-            min(1.0, p[candidate_ids[0]] / q[candidate_ids[0]]), abs=1e-6
-        )
+        assert row[token] == pytest.approx(min(1.0, p[token] / q[token]), abs=1e-6)
 
 
 def test_score_of_a_candidate():
@@ -139,9 +128,8 @@ def test_deterministic_candidates_and_draws(case, num_fixed):
     rest = rest / rest.sum()
     coupling = rearrangement_coupling(p, rest, width, fixed)
     assert coupling.is_lossless
-    assert coupling.acceptance == pytest.approx(
-        mixed_optimum(p, fixed, rest, width).acceptance, abs=EXACT
-    )
+    optimum = mixed_optimum(p, fixed, rest, width).acceptance
+    assert coupling.acceptance == pytest.approx(optimum, abs=EXACT)
     assert coupling.acceptance == pytest.approx(solve(coupling.problem).acceptance, abs=1e-9)
 
 
@@ -151,16 +139,14 @@ def test_a_target_of_less_mass_is_one_with_a_rest_token(case, share):
     p, q, width = case
     direct = Rearrangement.build(share * p, q, width)
     extended = rearrangement_coupling(np.append(share * p, 1.0 - share), np.append(q, 0.0), width)
-    np.testing.assert_allclose(
-        direct.accepted_masses, extended.accepted_masses[:-1], rtol=0, atol=EXACT
-    )
+    masses = direct.accepted_masses, extended.accepted_masses[:-1]
+    np.testing.assert_allclose(*masses, rtol=0, atol=EXACT)
 
 
 def test_larger_support_and_more_candidates():
     rng = np.random.default_rng(5)
     p, q = as_law(rng.gamma(0.3, size=12)), as_law(rng.gamma(0.5, size=12))
     check_scores(p, q, 6)
-    coupling = rearrangement_coupling(p, q, 3)
-    np.testing.assert_allclose(
-        coupling.accepted_masses, Rearrangement.build(p, q, 3).accepted_masses, rtol=0, atol=EXACT
-    )
+    built = rearrangement_coupling(p, q, 3), Rearrangement.build(p, q, 3)
+    masses = [one.accepted_masses for one in built]
+    np.testing.assert_allclose(*masses, rtol=0, atol=EXACT)

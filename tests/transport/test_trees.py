@@ -35,15 +35,13 @@ def token_level(target, draft, depth, width, path=()):
     from tests.transport.reference_forms import rearrangement_coupling
 
     coupling = rearrangement_coupling(p, q, width)
-    emitted = coupling.problem.candidates.probs @ np.where(
-        coupling.problem.candidates.membership, coupling.conditional_laws, 0.0
-    )
-    deeper = sum(
-        mass * token_level(target, draft, depth - 1, width, (*path, i))
-        for i, mass in enumerate(emitted)
-        if mass > 0
-    )
-    return alpha.acceptance + deeper
+    candidates = coupling.problem.candidates
+    emitted = candidates.probs @ (candidates.membership * coupling.conditional_laws)
+    deeper = [
+        emitted[token] * token_level(target, draft, depth - 1, width, (*path, int(token)))
+        for token in np.flatnonzero(emitted)
+    ]
+    return alpha.acceptance + sum(deeper)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -79,14 +77,11 @@ def test_two_paths_lie_between_their_bounds(seed):
 
 def test_weights_are_those_of_a_lossless_verifier():
     target, draft = table(1, 3), table(2, 3)
-    random_tree = RandomTree.from_children(
-        lambda path: CandidateLaw.without_replacement(draft(path), 2), 2
-    )
-    best = solve_tree(random_tree, target)
+    children = lambda path: CandidateLaw.without_replacement(draft(path), 2)  # noqa: E731
+    made = RandomTree.from_children(children, 2)
+    best = solve_tree(made, target)
     visited = {}
-    for nodes, prob, weights in zip(
-        random_tree.trees, random_tree.probs, best.weights, strict=True
-    ):
+    for nodes, prob, weights in zip(made.trees, made.probs, best.weights, strict=True):
         assert weights.keys() == nodes
         for parent in {node[:-1] for node in nodes}:
             below = sum(weight for node, weight in weights.items() if node[:-1] == parent)

@@ -273,12 +273,8 @@ def block(made: Published, case: Case) -> Law:
     return law
 
 
-FORMULAS: dict[str, Callable[[Published, Case], Law]] = {
-    "eagle3": eagle3,
-    "mtp": mtp,
-    "dflash": block,
-    "dspark": block,
-}
+FORMULAS: dict[str, Callable[[Published, Case], Law]] = {"eagle3": eagle3, "mtp": mtp}
+FORMULAS |= {"dflash": block, "dspark": block}
 
 
 def formula(kind: str, made: Published, case: Case) -> Law:

@@ -197,12 +197,8 @@ def markov(made: Published, kind: str, hidden: int, counts: tuple[int, int]) -> 
 def speculators(made: Published, algorithm: str, outer: Mapping[str, Any]) -> Published:
     """The same tensors with the configuration that the library writes."""
     kept = {*LLAMA, "hidden_size", "vocab_size", "model_type"}
-    method = {
-        "proposal_type": "greedy",
-        "speculative_tokens": 3,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
+    method = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1}
+    method |= {"accept_tolerance": 0.0}
     config = {
         "speculators_model_type": algorithm,
         "speculators_version": "0.3",
@@ -228,12 +224,8 @@ def speculators_eagle3(hidden: int, vocab: int) -> Published:
 
 def speculators_block(hidden: int, vocab: int, *, algorithm: str) -> Published:
     made = dflash(hidden, vocab)
-    outer = {
-        "block_size": 4,
-        "mask_token_id": 2,
-        "aux_hidden_state_layer_ids": [0, 1],
-        "draft_vocab_size": vocab - 1,
-    }
+    outer = {"block_size": 4, "mask_token_id": 2, "aux_hidden_state_layer_ids": [0, 1]}
+    outer |= {"draft_vocab_size": vocab - 1}
     if algorithm == "dspark":
         markov(made, "vanilla", hidden, (vocab, vocab - 1))
         outer |= {"markov_rank": 2, "markov_head_type": "vanilla"}

@@ -84,12 +84,7 @@ PAIRINGS = [
     ("dflash2", "best_first(4, 2, 2)", "target_walk", 0.7),
     ("mtp-qwen", "best_first(3, 2, 2)", "target_walk", 0),
     ("mtp-mimo", "fixed_width((2,), children='iid')", "rrs", 1),
-    (
-        "dspark-rnn",
-        "fixed_width((2, 1), children='without_replacement')",
-        "rrs_without_replacement",
-        1,
-    ),
+    ("dspark-rnn", "fixed_width((2, 1))", "rrs_without_replacement", 1),
     ("mtp-deepseek", "fixed_width((2,), children='iid')", "canonical", 0.7),
     ("speculators-dspark", "fixed_width((2,), children='greedy_plus_one')", "greedy", 1),
 ]
