@@ -352,5 +352,6 @@ def _normalised(token_ids: Tensor, masses: Tensor) -> SparseLaw | None:
 
 
 def _normalised_dense(masses: Tensor) -> DenseLaw | None:
+    """Return the law of masses, which it divides in place; `None` if there are none."""
     total = masses.sum()
-    return trusted_law(masses / total) if float(total) > 0.0 else None
+    return trusted_law(masses.div_(total)) if float(total) > 0.0 else None

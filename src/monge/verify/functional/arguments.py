@@ -108,10 +108,10 @@ def quantile(
 def probs_from_logits(
     logits: Float[Tensor, "batch nodes vocab"],
     *,
-    temperature: float | int | Float[Tensor, " batch"] = 1.0,
-    top_k: int | Int64[Tensor, " batch"] | None = None,
-    top_p: float | int | Float[Tensor, " batch"] | None = None,
-    min_p: float | int | Float[Tensor, " batch"] | None = None,
+    temperature: float | int | Tensor = 1.0,
+    top_k: float | int | Tensor | None = None,
+    top_p: float | int | Tensor | None = None,
+    min_p: float | int | Tensor | None = None,
 ) -> Float64[Tensor, "batch nodes vocab"]:
     """Return the laws of sampling rules, as `monge.SamplingRules` defines them.
 
@@ -121,8 +121,9 @@ def probs_from_logits(
 
     Args:
         logits: Logits in any float type.
-        temperature: At least 0, where 0 gives the point mass at the first of the largest logits.
-        top_k: At least 1. Tokens equal to the last of them are kept too.
+        temperature: At least 0, as all of these a number or `[batch]`. 0 gives the point mass at
+            the first of the largest logits.
+        top_k: Whole numbers of at least 1. Tokens equal to the last of them are kept too.
         top_p: In (0, 1].
         min_p: In [0, 1].
 
@@ -157,7 +158,7 @@ def probs_from_logits(
     if top_p is not None or isinstance(top_k, Tensor):
         num_sorted = vocab
     elif top_k is not None or min_p is not None:
-        num_sorted = min(top_k or 0, vocab)
+        num_sorted = min(int(top_k or 0), vocab)
     rules = torch.stack(columns)
     is_host = all(map(_is_known, (logits, rules))) and not logits.requires_grad
     if is_host and (num_sorted is not None or can_score(logits, 1.0)):
