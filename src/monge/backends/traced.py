@@ -12,10 +12,10 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from monge.engine.models.forward_program import (
-    EagerForward,
     FastForward,
     ForwardOutput,
     ForwardSpec,
+    NetworkForward,
 )
 from monge.engine.models.network_facts import cache_keyword, chooses_logits
 from monge.engine.models.tree_cache import TreeCache
@@ -42,7 +42,7 @@ class TracedForward(torch.nn.Module):
 
     def __init__(
         self,
-        eager: EagerForward,
+        eager: NetworkForward,
         spec: ForwardSpec,
         adapt: Callable[[PreTrainedModel], None] | None = None,
     ) -> None:
@@ -111,7 +111,7 @@ class UncompiledForward(FastForward):
 
     name = "uncompiled"
 
-    def __init__(self, eager: EagerForward, spec: ForwardSpec, module: TracedForward) -> None:
+    def __init__(self, eager: NetworkForward, spec: ForwardSpec, module: TracedForward) -> None:
         super().__init__(eager, spec)
         self.module = module
 

@@ -30,7 +30,6 @@ from monge.backends.cpu.program_cache import (
     StoredCode,
     code_key,
     find_code,
-    is_stored,
     load_or_make,
     module_facts,
     network_facts,
@@ -59,7 +58,6 @@ from monge.core.model import CachedStep, ModuleForward
 from monge.engine.models.adapters import merge_adapters
 from monge.engine.models.forward_program import (
     MAX_ROWS,
-    EagerForward,
     FastForward,
     Forward,
     ForwardOutput,
@@ -111,7 +109,7 @@ class CompiledForward(FastForward):
 
     def __init__(
         self,
-        eager: EagerForward,
+        eager: NetworkForward,
         spec: ForwardSpec,
         stored: StoredCode,
         module: TracedForward,
@@ -120,7 +118,7 @@ class CompiledForward(FastForward):
         max_nodes: int = _NODES,
     ) -> None:
         super().__init__(eager, spec)
-        self._run, self.module = load_code(stored, tensors_of(module)), module
+        self._run, self.module = LoadedCode(stored, tensors_of(module)), module
         self.prompt_tokens, self.max_nodes = prompt_tokens, max_nodes
         self.copied_bytes = sum(layer.panels.nbytes for layer in packed_layers(module))
 
@@ -128,6 +126,7 @@ class CompiledForward(FastForward):
         cache.lay_out(self.spec.cache_shapes, self.spec.dtype)
 
     def follow(self, network: PreTrainedModel) -> bool:
+        self.network = network
         if follows := follow_weights(self.module.network, network):
             self._run.take(tensors_of(self.module))
         return follows
@@ -195,19 +194,16 @@ def _pending(
         load: Loads it and checks it against the network or module.
     """
     place = (key, ".pt2", name)
-    stored = find_code(*place)
 
     def load_or_compile() -> Run:
         with as_backend_error(f"{name} cannot be compiled"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
-            return load_or_make(place, stored, make, load, f"{name} ({compile_s} s)")
+            return load_or_make(place, make, load, f"{name} ({compile_s} s)")
 
-    return Forward(
-        run, load_or_compile, lambda: 0 if stored or is_stored(key, ".pt2") else compile_s
-    )
+    return Forward(run, load_or_compile, lambda: 0 if find_code(*place) else compile_s)
 
 
-def pending_forward(eager: EagerForward) -> Forward[NetworkForward]:
+def pending_forward(eager: NetworkForward) -> Forward[NetworkForward]:
     """Return a network's forward, to be compiled; it is checked against the network.
 
     Args:
@@ -259,7 +255,7 @@ def why_no_compiled_forward(network: PreTrainedModel) -> str | None:
     return why_no_compiler()
 
 
-def traced_forward(eager: EagerForward, spec: ForwardSpec) -> TracedForward:
+def traced_forward(eager: NetworkForward, spec: ForwardSpec) -> TracedForward:
     """Trace a network on the CPU.
 
     Weights of float32 layers are stored in tiles and those of float64 layers transposed, tied
@@ -334,7 +330,7 @@ class CompiledModule:
     def __init__(
         self, stored: StoredCode, packed: torch.nn.Module, module: torch.nn.Module
     ) -> None:
-        self._run = load_code(stored, tensors_of(packed))
+        self._run = LoadedCode(stored, tensors_of(packed))
         self._packed, self._module = packed, module
         self._num_rows = Tensor.numel if isinstance(module, CachedStep) else Tensor.__len__
 
@@ -438,6 +434,8 @@ class LoadedCode:
     """
 
     def __init__(self, stored: StoredCode, tensors: Mapping[str, Tensor]) -> None:
+        for load_operation in (load_packed_linear, load_grouped_attention, load_law_masses):
+            load_operation()
         # As `aoti_load_package` does, without asking the compiler for a second what this machine is,
         # which is part of the key.
         aoti: Any = vars(torch._C)["_aoti"]
@@ -457,11 +455,3 @@ class LoadedCode:
         """Run it: its inputs, flattened, to its outputs."""
         with self._lock:
             return self._loader.run(inputs)
-
-
-def load_code(stored: StoredCode, tensors: Mapping[str, Tensor]) -> LoadedCode:
-    """Load compiled code with these weights and buffers."""
-    load_packed_linear()
-    load_grouped_attention()
-    load_law_masses()
-    return LoadedCode(stored, tensors)
