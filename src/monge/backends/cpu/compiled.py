@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from torch.export.pt2_archive._package import AOTICompiledModel
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from monge.backends.cpu import grouped_attention, packed_linear
 from monge.backends.cpu.grouped_attention import load_grouped_attention
@@ -47,6 +47,7 @@ from monge.backends.parity_check import (
 from monge.backends.traced import (
     TracedForward,
     UncompiledForward,
+    attend_with,
     export_forward,
     export_module,
     group_shared_heads,
@@ -270,8 +271,7 @@ def _adapt(network: PreTrainedModel) -> None:
     merge_adapters(network)
     pack_linears(network)
     if is_own:
-        AttentionInterface.register(_ATTENTION, _grouped_attention)
-        network.set_attn_implementation(_ATTENTION)
+        attend_with(network, _ATTENTION, grouped_attention.OPERATION)
     else:
         group_shared_heads(network)
 
@@ -279,20 +279,6 @@ def _adapt(network: PreTrainedModel) -> None:
 def attends_in_machine_code(network: PreTrainedModel) -> bool:
     """Return whether logits of a node depend on its text alone, to the last bit, by `cpu.grouped_attention`."""
     return runs_sdpa(network) and network.dtype == torch.float32
-
-
-def _grouped_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor,
-    *,
-    scaling: float | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return grouped_attention.OPERATION(query, key, value, attention_mask, scale), None
 
 
 def pending_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Forward[ModuleForward]:
