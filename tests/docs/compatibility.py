@@ -15,7 +15,7 @@ from monge.backends.cpu.compiled import pending_forward, why_no_compiled_forward
 from monge.backends.registry import Eager
 from monge.core.errors import BackendError, UnsupportedModelError
 from monge.core.model import FeatureModel, SequenceModel
-from monge.engine.models.forward_program import EagerForward
+from monge.engine.models.forward_program import NetworkForward
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine import vision_language
 from tests.engine.tiny import CHAIN_FAMILIES, FAMILIES, STATEFUL, TREE_FAMILIES
@@ -82,7 +82,7 @@ def cells(name: str, compiles: bool | None = None) -> Cells:
 def can_compile(network: PreTrainedModel) -> bool:
     """Whether the compiled step of a network passes its check."""
     try:
-        pending_forward(EagerForward(network)).make()
+        pending_forward(NetworkForward(network)).make()
     except BackendError:
         return False
     return True

@@ -13,7 +13,7 @@ import pytest
 from monge.backends.cpu.compiled import pending_forward
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE
 from monge.backends.cuda import capture_forward
-from monge.engine.models.forward_program import EagerForward, Forward
+from monge.engine.models.forward_program import Forward, NetworkForward
 from monge.engine.models.hf_tree import HfTreeModel
 
 HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
@@ -21,11 +21,11 @@ MISSING = {"compiled": None if HAS_COMPILER else "there is no C++ compiler"}
 
 
 def compile_forward(network, layers=()):
-    return pending_forward(EagerForward(network, layers)).make()
+    return pending_forward(NetworkForward(network, layers)).make()
 
 
 def captured_forward(network, capture, layers=(), compiler=None):
-    return capture_forward(EagerForward(network, layers), capture, compiler).run
+    return capture_forward(NetworkForward(network, layers), capture, compiler).run
 
 
 def read_by(forward, network):

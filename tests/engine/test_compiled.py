@@ -18,7 +18,7 @@ from monge.backends.parity_check import check_forward, forward_spec
 from monge.backends.traced import tensors_of
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock
-from monge.engine.models.forward_program import EagerForward, ForwardOutput
+from monge.engine.models.forward_program import ForwardOutput, NetworkForward
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import OutputLayer
 from monge.loading.networks import as_draft_model, as_sequence_model
@@ -103,7 +103,7 @@ class TestSteps:
         kinds = {
             tensor.dtype
             for name, tensor in tensors_of(
-                traced_forward(EagerForward(other), forward_spec(other))
+                traced_forward(NetworkForward(other), forward_spec(other))
             ).items()
             if "panels" in name
         }
@@ -240,7 +240,7 @@ class TestStoredPrograms:
                 bad.clear()
             return backend.find_code(key, ".pt2", "")
 
-        monkeypatch.setattr(backend, "load_code", load_some)
+        monkeypatch.setattr(backend, "LoadedCode", load_some)
         monkeypatch.setattr(backend, "compile_exported", build)
         if is_mended:
             assert isinstance(compile_forward(target()), CompiledForward)

@@ -13,7 +13,7 @@ from monge.backends.fused_layers import LayerCompiler, compile_with_inductor
 from monge.backends.parity_check import forward_spec
 from monge.backends.traced import TracedForward
 from monge.core.model import NodeBlock
-from monge.engine.models.forward_program import EagerForward
+from monge.engine.models.forward_program import NetworkForward
 from tests.engine import pretend
 from tests.engine.compiling import captured_forward, read_by
 from tests.engine.tiny import TREE_FAMILIES, network, prompts
@@ -78,8 +78,8 @@ def test_one_program_is_compiled_per_kind_and_width_of_layer(name, attention):
     attention = "eager" if name == "gemma2" else attention  # it has no other here
     target, compile_ = own(name, attention), Counting()
     spec = forward_spec(target)
-    fused = TracedForward(EagerForward(target), spec, LayerCompiler(compile_).adapt)
-    plain, kinds = TracedForward(EagerForward(target), spec), 2 if name == "deepseek_v3" else 1
+    fused = TracedForward(NetworkForward(target), spec, LayerCompiler(compile_).adapt)
+    plain, kinds = TracedForward(NetworkForward(target), spec), 2 if name == "deepseek_v3" else 1
     shapes = {(1, 1, 64): 1, (1, 1, 128): 1, (1, 4, 64): 2, (2, 4, 64): 3, (4, 4, 128): 3}
     for shape, programs in shapes.items():
         logits, kept = read(fused, spec, *shape)
@@ -104,7 +104,7 @@ def test_no_weight_is_stored_twice(name, merged):
 
     total = bytes_held()
     first = TracedForward(
-        EagerForward(target), forward_spec(target), LayerCompiler(Counting()).adapt
+        NetworkForward(target), forward_spec(target), LayerCompiler(Counting()).adapt
     )
     places = [weight.data_ptr() for weight in target.parameters()]
     layer = next(m for m in first.modules() if hasattr(m, "_modules") and vars(m).get("forward"))
@@ -114,7 +114,7 @@ def test_no_weight_is_stored_twice(name, merged):
         if one is not layer and "forward" in vars(one)
     }
     assert len(products) == merged
-    TracedForward(EagerForward(target), forward_spec(target), LayerCompiler(Counting()).adapt)
+    TracedForward(NetworkForward(target), forward_spec(target), LayerCompiler(Counting()).adapt)
     assert [weight.data_ptr() for weight in target.parameters()] == places
     assert bytes_held() == total == sum(before.values())
     for key, weight in reference.named_parameters():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from monge.core.model import NodeBlock
-from monge.engine.models.forward_program import EagerForward
+from monge.engine.models.forward_program import NetworkForward
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.hidden_states import HiddenStates
 from monge.engine.models.network_facts import own_cache
@@ -57,7 +57,7 @@ def test_the_last_state_alone_is_that_of_all(name: str) -> None:
     last = held.config.get_text_config().num_hidden_layers
     with torch.inference_mode():
         one, two = (
-            EagerForward(held, layers)(token_ids, None, {}, own_cache(held))
+            NetworkForward(held, layers)(token_ids, None, {}, own_cache(held))
             for layers in ((last,), (0, last))
         )
     assert torch.equal(one.logits, two.logits)

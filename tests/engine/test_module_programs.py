@@ -171,9 +171,11 @@ def test_heads_of_one_architecture_share_a_program_and_no_numbers(backend, monke
 def test_other_numbers_are_refused_and_not_kept(backend, monkeypatch, tmp_path):
     """Nor are those of the program that is then compiled."""
     module, like = FirstStep(shape_head()).eval(), rows(1, HIDDEN, HIDDEN)
-    built, loaded, load = [], [], compiled.load_code
+    built, loaded, load = [], [], compiled.LoadedCode
     with monkeypatch.context() as patch:
-        patch.setattr(compiled, "load_code", lambda *given: loaded.append(given[0]) or load(*given))
+        patch.setattr(
+            compiled, "LoadedCode", lambda *given: loaded.append(given[0]) or load(*given)
+        )
         compile_module(module, like)
     path = loaded[0].path
     whole = {file.name: file.read_bytes() for file in (path, path.with_suffix(".constants"))}
@@ -191,7 +193,7 @@ def test_other_numbers_are_refused_and_not_kept(backend, monkeypatch, tmp_path):
         return lambda inputs: [one * 1.01 for one in run(inputs)]
 
     build()
-    monkeypatch.setattr(compiled, "load_code", spoilt)
+    monkeypatch.setattr(compiled, "LoadedCode", spoilt)
     monkeypatch.setattr(compiled, "_compile_module", build)
     with pytest.raises(BackendError, match="FirstStep, .* other numbers: .* from a float64 run"):
         compile_module(module, like)

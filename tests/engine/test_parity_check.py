@@ -11,7 +11,7 @@ from monge.backends.cpu.rounded_weights import round_weights
 from monge.backends.parity_check import check_forward, check_module, difference, forward_spec
 from monge.backends.traced import UncompiledForward
 from monge.core.errors import BackendError
-from monge.engine.models.forward_program import EagerForward, FastForward, ForwardOutput
+from monge.engine.models.forward_program import FastForward, ForwardOutput, NetworkForward
 from monge.engine.models.network_facts import OutputLayer
 from tests.engine.compiling import require
 from tests.engine.tiny import network
@@ -24,7 +24,7 @@ def target(dtype=torch.float32):
 
 
 def trace(model, layers=()):
-    eager, spec = EagerForward(model, layers), forward_spec(model)
+    eager, spec = NetworkForward(model, layers), forward_spec(model)
     return UncompiledForward(eager, spec, traced_forward(eager, spec))
 
 
@@ -44,7 +44,7 @@ def noisy(step, size):
             )
             return ForwardOutput(logits=logits, states=tuple(states))
 
-    return Noisy(step.eager, step.spec)
+    return Noisy(step, step.spec)
 
 
 @pytest.mark.parametrize("layers", [(), (0, 2)])
@@ -86,7 +86,7 @@ def test_the_mask_is_checked():
     model = target()
     step = trace(model)
     with pytest.raises(BackendError, match="other logits"):
-        check_forward(model, Blind(step.eager, step.spec, step.module), "traced")
+        check_forward(model, Blind(step, step.spec, step.module), "traced")
 
 
 @pytest.mark.parametrize("error", [3.9, 4.1])

@@ -68,7 +68,7 @@ def test_the_second_process_waits_for_the_first(make, monkeypatch):
     monkeypatch.setattr(program_cache, "notify", lambda text: (texts.append(text), waits.set()))
 
     def second():
-        texts.append(load_or_make(PLACE, None, make, path_of, "a program (9 s)"))
+        texts.append(load_or_make(PLACE, make, path_of, "a program (9 s)"))
 
     with only_process(PROGRAMS, "some", "a program (9 s)"):
         thread = threading.Thread(target=second)
@@ -89,7 +89,7 @@ def test_a_dead_process_keeps_no_lock(make, told):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         process.kill()
         process.wait()
-        assert load_or_make(PLACE, None, make, path_of, "a program") == "some.so"
+        assert load_or_make(PLACE, make, path_of, "a program") == "some.so"
     assert told == []
 
 
@@ -98,7 +98,7 @@ def test_file_systems_without_locks(make, monkeypatch):
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", refuses)
-    assert load_or_make(PLACE, None, make, path_of, "a program") == "some.so"
+    assert load_or_make(PLACE, make, path_of, "a program") == "some.so"
 
 
 def test_a_stored_program_needs_no_lock(make, monkeypatch):
@@ -106,7 +106,7 @@ def test_a_stored_program_needs_no_lock(make, monkeypatch):
     writable_folder(PROGRAMS)
     make()
     monkeypatch.setattr(program_cache, "only_process", None)
-    assert load_or_make(PLACE, None, make, path_of, "a program") == "some.so"
+    assert load_or_make(PLACE, make, path_of, "a program") == "some.so"
 
 
 @pytest.mark.parametrize("variable", [FOLDER_VARIABLE, "XDG_CACHE_HOME", "HOME"])

@@ -515,7 +515,6 @@ print(len(model(torch.ones(1, 3, dtype=int), output_hidden_states=True).hidden_s
         return int(done.stdout)
 
     def test_what_cannot_be_passed_on_is_compiled_here(self, compiled, runs, said, monkeypatch):
-        monkeypatch.setattr("monge.backends.cpu.compiled.is_stored", lambda *_: False)
         monkeypatch.setattr("monge.backends.cpu.compiled.find_code", lambda *_: None)
         model = target()
         vars(model)["of_the_user"] = lambda: None

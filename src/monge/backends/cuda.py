@@ -27,7 +27,6 @@ from monge.core.model import Recordable
 from monge.core.sampling_rules import KINDS
 from monge.engine.clock import note_preparation
 from monge.engine.models.forward_program import (
-    EagerForward,
     FastForward,
     Forward,
     ForwardOutput,
@@ -221,7 +220,7 @@ class CudaGraphForward(FastForward):
 
     def __init__(
         self,
-        eager: EagerForward,
+        eager: NetworkForward,
         spec: ForwardSpec,
         module: TracedForward,
         capture: Capture,
@@ -446,7 +445,7 @@ def _reserved_bytes(device: torch.device) -> int:
 
 
 def capture_forward(
-    eager: EagerForward, capture: Capture, compiler: LayerCompiler | None = None
+    eager: NetworkForward, capture: Capture, compiler: LayerCompiler | None = None
 ) -> Forward[NetworkForward]:
     """Make the forward of a network by CUDA graphs, and check it against the network.
 
@@ -478,6 +477,6 @@ def capture_forward(
 
 
 def _checked(step: CudaGraphForward) -> Forward[NetworkForward]:
-    check_forward(step.eager.network, step, "captured")
+    check_forward(step.network, step, "captured")
     step.clear()  # these graphs point to a cache that no longer exists
     return Forward(step)

@@ -12,10 +12,10 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from monge.engine.models.forward_program import (
-    EagerForward,
     FastForward,
     ForwardOutput,
     ForwardSpec,
+    NetworkForward,
 )
 from monge.engine.models.network_facts import cache_keyword, chooses_logits
 from monge.engine.models.tree_cache import TreeCache
@@ -42,7 +42,7 @@ class TracedForward(torch.nn.Module):
 
     def __init__(
         self,
-        eager: EagerForward,
+        eager: NetworkForward,
         spec: ForwardSpec,
         adapt: Callable[[PreTrainedModel], None] | None = None,
     ) -> None:
@@ -111,7 +111,7 @@ class UncompiledForward(FastForward):
 
     name = "uncompiled"
 
-    def __init__(self, eager: EagerForward, spec: ForwardSpec, module: TracedForward) -> None:
+    def __init__(self, eager: NetworkForward, spec: ForwardSpec, module: TracedForward) -> None:
         super().__init__(eager, spec)
         self.module = module
 
@@ -214,68 +214,87 @@ def export_module(
         return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
 
 
+def attend_with(
+    network: PreTrainedModel,
+    name: str,
+    attend: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor],
+) -> None:
+    """Make a network attend by a function.
+
+    Args:
+        network: The network.
+        name: The name of the function, for `transformers`.
+        attend: Returns `[batch, nodes, heads, head_dim]` of queries, keys, values, mask and scale.
+    """
+
+    def forward(
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor,
+        *,
+        scaling: float | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return attend(query, key, value, attention_mask, scale), None
+
+    AttentionInterface.register(name, forward)
+    network.set_attn_implementation(name)
+
+
 def group_shared_heads(network: PreTrainedModel) -> None:
     """Make `sdpa` attention of a network attend without copies of the keys that heads share."""
     config = network.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
     if runs_sdpa(network) and getattr(config, "num_key_value_heads", heads) != heads:
-        AttentionInterface.register(_GROUPED_ATTENTION, _grouped_attention)
-        network.set_attn_implementation(_GROUPED_ATTENTION)
+        attend_with(network, _GROUPED_ATTENTION, _grouped_attention)
 
 
 def _grouped_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor,
-    *,
-    scaling: float | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
+) -> Tensor:
     """The CPU's `sdpa`, where heads that share keys are further queries of the same head.
 
     The few queries are scaled here: a backend that takes attention apart would scale all keys.
     """
-    batch, heads, nodes, size = query.shape
-    shared = key.shape[1]
-    scaled = query * (size**-0.5 if scaling is None else scaling)
-    queries = scaled.reshape(batch, shared, heads // shared * nodes, size)
-    mask = attention_mask.repeat(1, 1, heads // shared, 1)
+    queries, mask = _by_shared_head(query * scale, key, mask)
     attended = torch.nn.functional.scaled_dot_product_attention(
         queries, key, value, attn_mask=mask, scale=1.0
     )
-    return attended.reshape(batch, heads, nodes, value.shape[-1]).transpose(1, 2).contiguous(), None
+    return _by_head(attended, query)
 
 
 def attend_by_products(network: PreTrainedModel) -> None:
     """Make `sdpa` attention of a network attend by two batched products, which a compiler fuses with what is around them."""
     if runs_sdpa(network):
-        AttentionInterface.register(_PRODUCT_ATTENTION, _product_attention)
-        network.set_attn_implementation(_PRODUCT_ATTENTION)
+        attend_with(network, _PRODUCT_ATTENTION, _product_attention)
 
 
 def _product_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor,
-    *,
-    scaling: float | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
+) -> Tensor:
     """`_grouped_attention` with its scores written out, and a softmax in at least float32."""
-    batch, heads, nodes, size = query.shape
+    batch, heads, nodes, _ = query.shape
     if batch * heads * nodes > _FEW_QUERIES:
-        return _grouped_attention(module, query, key, value, attention_mask, scaling=scaling)
-    shared = key.shape[1]
-    scaled = query * (size**-0.5 if scaling is None else scaling)
-    queries = scaled.reshape(batch, shared, heads // shared * nodes, size)
+        return _grouped_attention(query, key, value, mask, scale)
+    queries, mask = _by_shared_head(query * scale, key, mask)
     scores = queries @ key.transpose(-1, -2)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    mask = attention_mask.repeat(1, 1, heads // shared, 1)
     is_shown = mask.dtype == torch.bool
     scores = scores.masked_fill(~mask, float("-inf")) if is_shown else scores + mask
-    attended = torch.softmax(scores, dim=-1).to(value.dtype) @ value
-    return attended.reshape(batch, heads, nodes, value.shape[-1]).transpose(1, 2).contiguous(), None
+    return _by_head(torch.softmax(scores, dim=-1).to(value.dtype) @ value, query)
+
+
+def _by_shared_head(queries: Tensor, key: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and mask, with those of all heads that share keys below each other."""
+    batch, heads, nodes, size = queries.shape
+    shared = key.shape[1]
+    grouped = queries.reshape(batch, shared, heads // shared * nodes, size)
+    return grouped, mask.repeat(1, 1, heads // shared, 1)
+
+
+def _by_head(attended: Tensor, query: Tensor) -> Tensor:
+    batch, heads, nodes, _ = query.shape
+    return attended.reshape(batch, heads, nodes, attended.shape[-1]).transpose(1, 2).contiguous()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from torch.export.pt2_archive._package import AOTICompiledModel
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from monge.backends.cpu import grouped_attention, packed_linear
 from monge.backends.cpu.grouped_attention import load_grouped_attention
@@ -30,7 +30,6 @@ from monge.backends.cpu.program_cache import (
     StoredCode,
     code_key,
     find_code,
-    is_stored,
     load_or_make,
     module_facts,
     network_facts,
@@ -48,6 +47,7 @@ from monge.backends.parity_check import (
 from monge.backends.traced import (
     TracedForward,
     UncompiledForward,
+    attend_with,
     export_forward,
     export_module,
     group_shared_heads,
@@ -59,7 +59,6 @@ from monge.core.model import CachedStep, ModuleForward
 from monge.engine.models.adapters import merge_adapters
 from monge.engine.models.forward_program import (
     MAX_ROWS,
-    EagerForward,
     FastForward,
     Forward,
     ForwardOutput,
@@ -111,7 +110,7 @@ class CompiledForward(FastForward):
 
     def __init__(
         self,
-        eager: EagerForward,
+        eager: NetworkForward,
         spec: ForwardSpec,
         stored: StoredCode,
         module: TracedForward,
@@ -120,7 +119,7 @@ class CompiledForward(FastForward):
         max_nodes: int = _NODES,
     ) -> None:
         super().__init__(eager, spec)
-        self._run, self.module = load_code(stored, tensors_of(module)), module
+        self._run, self.module = LoadedCode(stored, tensors_of(module)), module
         self.prompt_tokens, self.max_nodes = prompt_tokens, max_nodes
         self.copied_bytes = sum(layer.panels.nbytes for layer in packed_layers(module))
 
@@ -128,6 +127,7 @@ class CompiledForward(FastForward):
         cache.lay_out(self.spec.cache_shapes, self.spec.dtype)
 
     def follow(self, network: PreTrainedModel) -> bool:
+        self.network = network
         if follows := follow_weights(self.module.network, network):
             self._run.take(tensors_of(self.module))
         return follows
@@ -195,19 +195,16 @@ def _pending(
         load: Loads it and checks it against the network or module.
     """
     place = (key, ".pt2", name)
-    stored = find_code(*place)
 
     def load_or_compile() -> Run:
         with as_backend_error(f"{name} cannot be compiled"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
-            return load_or_make(place, stored, make, load, f"{name} ({compile_s} s)")
+            return load_or_make(place, make, load, f"{name} ({compile_s} s)")
 
-    return Forward(
-        run, load_or_compile, lambda: 0 if stored or is_stored(key, ".pt2") else compile_s
-    )
+    return Forward(run, load_or_compile, lambda: 0 if find_code(*place) else compile_s)
 
 
-def pending_forward(eager: EagerForward) -> Forward[NetworkForward]:
+def pending_forward(eager: NetworkForward) -> Forward[NetworkForward]:
     """Return a network's forward, to be compiled; it is checked against the network.
 
     Args:
@@ -259,7 +256,7 @@ def why_no_compiled_forward(network: PreTrainedModel) -> str | None:
     return why_no_compiler()
 
 
-def traced_forward(eager: EagerForward, spec: ForwardSpec) -> TracedForward:
+def traced_forward(eager: NetworkForward, spec: ForwardSpec) -> TracedForward:
     """Trace a network on the CPU.
 
     Weights of float32 layers are stored in tiles and those of float64 layers transposed, tied
@@ -274,8 +271,7 @@ def _adapt(network: PreTrainedModel) -> None:
     merge_adapters(network)
     pack_linears(network)
     if is_own:
-        AttentionInterface.register(_ATTENTION, _grouped_attention)
-        network.set_attn_implementation(_ATTENTION)
+        attend_with(network, _ATTENTION, grouped_attention.OPERATION)
     else:
         group_shared_heads(network)
 
@@ -283,20 +279,6 @@ def _adapt(network: PreTrainedModel) -> None:
 def attends_in_machine_code(network: PreTrainedModel) -> bool:
     """Return whether logits of a node depend on its text alone, to the last bit, by `cpu.grouped_attention`."""
     return runs_sdpa(network) and network.dtype == torch.float32
-
-
-def _grouped_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor,
-    *,
-    scaling: float | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return grouped_attention.OPERATION(query, key, value, attention_mask, scale), None
 
 
 def pending_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Forward[ModuleForward]:
@@ -334,7 +316,7 @@ class CompiledModule:
     def __init__(
         self, stored: StoredCode, packed: torch.nn.Module, module: torch.nn.Module
     ) -> None:
-        self._run = load_code(stored, tensors_of(packed))
+        self._run = LoadedCode(stored, tensors_of(packed))
         self._packed, self._module = packed, module
         self._num_rows = Tensor.numel if isinstance(module, CachedStep) else Tensor.__len__
 
@@ -438,6 +420,8 @@ class LoadedCode:
     """
 
     def __init__(self, stored: StoredCode, tensors: Mapping[str, Tensor]) -> None:
+        for load_operation in (load_packed_linear, load_grouped_attention, load_law_masses):
+            load_operation()
         # As `aoti_load_package` does, without asking the compiler for a second what this machine is,
         # which is part of the key.
         aoti: Any = vars(torch._C)["_aoti"]
@@ -457,11 +441,3 @@ class LoadedCode:
         """Run it: its inputs, flattened, to its outputs."""
         with self._lock:
             return self._loader.run(inputs)
-
-
-def load_code(stored: StoredCode, tensors: Mapping[str, Tensor]) -> LoadedCode:
-    """Load compiled code with these weights and buffers."""
-    load_packed_linear()
-    load_grouped_attention()
-    load_law_masses()
-    return LoadedCode(stored, tensors)

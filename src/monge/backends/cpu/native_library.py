@@ -57,7 +57,7 @@ def native_library(source: Path) -> Path:
     texts = [file.read_text() for file in (source, *sorted(_FOLDER.glob("*.h")))]
     key = hashlib.sha256(repr((torch.__version__, machine(), _FLAGS, texts)).encode()).hexdigest()
     place = (key[:32], ".so", source.name)
-    return load_or_make(place, None, lambda: _build(source, key[:32]), _loadable, source.name)
+    return load_or_make(place, lambda: _build(source, key[:32]), _loadable, source.name)
 
 
 def native_function(source: Path, name: str, arguments: Sequence[Any]) -> Any:

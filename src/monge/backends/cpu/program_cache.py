@@ -137,15 +137,10 @@ def layer_facts(layer: torch.nn.Module) -> tuple[object, ...]:
     return type(layer).__module__, type(layer).__qualname__, values
 
 
-def is_stored(key: str, suffix: str) -> bool:
-    """Return whether compiled code has its files, which may be damaged."""
-    return all(path.exists() for path in _files(key, suffix))
-
-
 def find_code(key: str, suffix: str, name: str) -> StoredCode | None:
     """Return the stored code, or `None`, with a message if its files cannot be used."""
     path, notes = _files(key, suffix)
-    if not is_stored(key, suffix):
+    if not (path.exists() and notes.exists()):
         return None
     damage = f"{path.name} is damaged"
     try:
@@ -173,7 +168,6 @@ def store_code(key: str, package: Path, constants: Mapping[str, Tensor]) -> Stor
 
 def load_or_make(
     place: tuple[str, str, str],
-    stored: StoredCode | None,
     make: Callable[[], StoredCode],
     load: Callable[[StoredCode], Loaded],
     what: str,
@@ -184,7 +178,6 @@ def load_or_make(
 
     Args:
         place: Arguments of `find_code`.
-        stored: The stored code, if it was found before.
         make: Compiles and stores it.
         load: Loads and checks it; raises an error if it fails.
         what: Name of the network, for messages, and how long compiling takes.
@@ -192,7 +185,7 @@ def load_or_make(
     Raises:
         Exception: What `load` raises for the new code.
     """
-    code = stored or find_code(*place)
+    code = find_code(*place)
     if code is not None:
         try:
             return load(code)

@@ -2,8 +2,8 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import gcd
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, runtime_checkable
@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, runtime_che
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
 from monge.core.errors import BackendError, UnsupportedModelError
 from monge.core.levels import DrawnLevels, LevelDraws
@@ -72,39 +71,29 @@ class Forward(Generic[Run]):
         """True if what runs now runs for good."""
         return self.make is None
 
-    def make_ready(self) -> None:
-        """Compile it, within `compiling`. If that fails, warn and stay eager."""
-        if self.make is not None:
-            try:
-                self.run = self.make()
-            except BackendError as error:
-                warnings.warn(f"{self.warning}: {error}", stacklevel=4)
-            self.make = None
-
 
 def make_ready(forwards: Iterable[Forward[Any]]) -> None:
-    """Compile the forwards that are not ready. A message says how long all of them take."""
-    pending = [forward for forward in forwards if not forward.is_ready]
-    seconds = [forward.expected_s() for forward in pending]
-    if pending and not is_compiled_elsewhere(seconds):
-        with compiling(seconds):
-            for forward in pending:
-                forward.make_ready()
+    """Compile the forwards that are not ready. A message says how long all of them take.
 
-
-@contextmanager
-def compiling(seconds: Sequence[int]) -> Iterator[None]:
-    """Announce modules by the seconds that each takes, and leave inference mode, in which nothing is traced."""
+    What cannot be compiled stays eager, with a warning.
+    """
+    pending = [(forward, forward.make) for forward in forwards if forward.make is not None]
+    seconds = [forward.expected_s() for forward, _ in pending]
+    if not pending or is_compiled_elsewhere(seconds):
+        return
     note_preparation()
-    needed = [duration for duration in seconds if duration]
-    what, total = "1 module" if len(needed) == 1 else f"{len(needed)} modules", sum(needed)
-    if needed:
-        notify(f"compiling {what} for this machine, about {total} s in all; kept for later starts")
-    with (
-        waiting(f"compiling {what}", total) if needed else nullcontext(),
-        torch.inference_mode(mode=False),
-    ):
-        yield
+    count, total = sum(map(bool, seconds)), sum(seconds)
+    what = "compiling 1 module" if count == 1 else f"compiling {count} modules"
+    if count:
+        notify(f"{what} for this machine, about {total} s in all; kept for later starts")
+    # Nothing is traced in inference mode.
+    with waiting(what, total) if count else nullcontext(), torch.inference_mode(mode=False):
+        for forward, make in pending:
+            try:
+                forward.run = make()
+            except BackendError as error:
+                warnings.warn(f"{forward.warning}: {error}", stacklevel=3)
+            forward.make = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,21 +128,25 @@ class ForwardOutput:
     states: tuple[Tensor, ...] = ()
 
 
-class NetworkForward(ABC):
-    """The forward of a network over the nodes of trees.
+class NetworkForward:
+    """The forward of a network over the nodes of trees: as `transformers` runs it, or a subclass of a backend.
+
+    Args:
+        network: The network; another one may be put in its place.
+        layers: Hidden states that come with the logits, numbered as `FeatureModel` numbers them.
 
     Attributes:
         name: Name of the backend, for tables of results.
         widths: Numbers of nodes a row, ascending, if it takes no others. Narrower blocks are padded
             to the next width, and `prepare` is called before decoding.
-        prompt_tokens: Tokens of all rows of a prompt that cost less than their launches; 0 if there
-            is no such limit.
+        prompt_tokens: Tokens of all rows of a prompt that `read_prompt` of a `FastForward` reads.
+        max_nodes: Nodes a row that it reads; the network itself reads larger blocks.
         copied_bytes: Memory of weights that it holds beside those of the network.
         reads_chains: True if it has `read_chain`.
         record: Captures other functions beside the network, if the backend does that.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = "eager"
     widths: ClassVar[tuple[int, ...]] = ()
     reads_chains: ClassVar[bool] = False
 
@@ -162,18 +155,18 @@ class NetworkForward(ABC):
     max_nodes: int = 64
     record: Recorder | None = None
 
-    @property
-    @abstractmethod
-    def layers(self) -> tuple[int, ...]:
-        """Hidden states that come with the logits, numbered as `FeatureModel` numbers them."""
+    def __init__(self, network: PreTrainedModel, layers: tuple[int, ...] = ()) -> None:
+        self.network, self.layers = network, layers
+        self._cache_keyword, self._chooses_logits = cache_keyword(network), chooses_logits(network)
+        self._num_layers = int(network.config.get_text_config().num_hidden_layers)
+        self._shows_last = layers == (self._num_layers,)
 
-    @abstractmethod
     def __call__(
         self,
         token_ids: Tensor,
         positions: Tensor | None,
         masks: Mapping[str, Any],
-        cache: Cache,
+        cache: Any,
         *,
         keep_logits: bool = True,
     ) -> ForwardOutput:
@@ -187,15 +180,30 @@ class NetworkForward(ABC):
             cache: The cache, placed.
             keep_logits: Whether logits of all nodes are needed; else those of any node will do.
         """
+        inputs: dict[str, Any] = {
+            "input_ids": token_ids,
+            self._cache_keyword: cache,
+            "use_cache": True,
+        }
+        if positions is not None:
+            inputs["position_ids"] = positions
+        if masks:
+            inputs["attention_mask"] = masks if len(masks) > 1 else next(iter(masks.values()))
+        if self._chooses_logits and not keep_logits:
+            inputs["logits_to_keep"] = 1
+        if self.layers:
+            return self._with_states(inputs)
+        return ForwardOutput(logits=self.network(**inputs).logits)
 
     def follow(self, network: PreTrainedModel) -> bool:
-        """Take the weights that the network has now; return whether this can be done."""
-        return False
+        """Take the weights that a network has now; return whether this can be done."""
+        self.network = network
+        return True
 
-    def lay_out(self, cache: TreeCache) -> None:  # noqa: B027
+    def lay_out(self, cache: TreeCache) -> None:
         """Lay out the cache, so that the first prompt needs no forward of the network; by default, do nothing."""
 
-    def prepare(  # noqa: B027
+    def prepare(
         self, num_rows: int, num_nodes: int, cache: TreeCache, *, drafts: bool = False
     ) -> None:
         """Prepare for blocks of up to this number of rows and of nodes a row; by default, do nothing.
@@ -208,11 +216,7 @@ class NetworkForward(ABC):
         """
 
     def draw_levels(
-        self,
-        given: LevelDraws,
-        rows: slice,
-        lengths: Sequence[int],
-        cache: TreeCache,
+        self, given: LevelDraws, rows: slice, lengths: Sequence[int], cache: TreeCache
     ) -> DrawnLevels | None:
         """Draw and read trees as `core.levels.draw_levels` does; `None`, as by default, leaves it to the caller.
 
@@ -234,55 +238,6 @@ class NetworkForward(ABC):
         """
         raise NotImplementedError
 
-
-class EagerForward(NetworkForward):
-    """The network as `transformers` runs it.
-
-    Args:
-        network: The network; another one may be put in its place.
-        layers: Hidden states that come with the logits.
-    """
-
-    name = "eager"
-
-    def __init__(self, network: PreTrainedModel, layers: tuple[int, ...] = ()) -> None:
-        self.network, self._layers = network, layers
-        self._cache_keyword, self._chooses_logits = cache_keyword(network), chooses_logits(network)
-        self._num_layers = int(network.config.get_text_config().num_hidden_layers)
-        self._shows_last = layers == (self._num_layers,)
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return self._layers
-
-    def __call__(
-        self,
-        token_ids: Tensor,
-        positions: Tensor | None,
-        masks: Mapping[str, Any],
-        cache: Cache,
-        *,
-        keep_logits: bool = True,
-    ) -> ForwardOutput:
-        inputs: dict[str, Any] = {
-            "input_ids": token_ids,
-            self._cache_keyword: cache,
-            "use_cache": True,
-        }
-        if positions is not None:
-            inputs["position_ids"] = positions
-        if masks:
-            inputs["attention_mask"] = masks if len(masks) > 1 else next(iter(masks.values()))
-        if self._chooses_logits and not keep_logits:
-            inputs["logits_to_keep"] = 1
-        if self._layers:
-            return self._with_states(inputs)
-        return ForwardOutput(logits=self.network(**inputs).logits)
-
-    def follow(self, network: PreTrainedModel) -> bool:
-        self.network = network
-        return True
-
     def _with_states(self, inputs: Mapping[str, Any]) -> ForwardOutput:
         """Run the network and return the hidden states too.
 
@@ -291,8 +246,7 @@ class EagerForward(NetworkForward):
         """
         if self._shows_last:
             seen: list[Tensor] = []
-            decoder: torch.nn.Module = self.network.get_decoder()
-            hook = decoder.register_forward_hook(
+            hook = self.network.get_decoder().register_forward_hook(
                 lambda _module, _inputs, output: seen.append(output[0])
             )
             try:
@@ -312,29 +266,22 @@ class EagerForward(NetworkForward):
                 f"{self._num_layers} layers, so they cannot be told apart; use another drafter "
                 "than a head"
             )
-        kept = tuple(states[layer] for layer in self._layers)
+        kept = tuple(states[layer] for layer in self.layers)
         return ForwardOutput(logits=output.logits, states=kept)
 
 
-class FastForward(NetworkForward):
-    """A forward that a backend has made of a network; the network reads what it does not.
+class FastForward(NetworkForward, ABC):
+    """A forward that a backend has made of a network; the network itself reads what it does not.
 
     Args:
         eager: The network.
         spec: Shapes and types of its inputs.
-
-    Attributes:
-        max_nodes: Nodes a row that it reads; larger blocks are the network's.
-        prompt_tokens: Tokens of all rows that `read_prompt` reads; more are the network's.
     """
 
-    def __init__(self, eager: EagerForward, spec: ForwardSpec) -> None:
-        self.eager, self.spec = eager, spec
+    def __init__(self, eager: NetworkForward, spec: ForwardSpec) -> None:
+        super().__init__(eager.network, eager.layers)
+        self.spec = spec
         self._vocab_size = int(eager.network.config.get_text_config().vocab_size)
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return self.eager.layers
 
     def __call__(
         self,
@@ -354,7 +301,10 @@ class FastForward(NetworkForward):
             is_cheap = size * self._vocab_size <= _UNWANTED and not self.widths
             if token_ids.shape[1] <= self.max_nodes and (keep_logits or is_cheap):
                 return self.read(*places, cache)
-        return self.eager(token_ids, positions, masks, cache, keep_logits=keep_logits)
+        return super().__call__(token_ids, positions, masks, cache, keep_logits=keep_logits)
+
+    def follow(self, network: PreTrainedModel) -> bool:
+        return False
 
     @abstractmethod
     def read(
@@ -369,7 +319,7 @@ class FastForward(NetworkForward):
         return None
 
 
-ForwardMaker = Callable[[EagerForward], Forward[NetworkForward]]
+ForwardMaker = Callable[[NetworkForward], Forward[NetworkForward]]
 """Makes the forward of a backend for a network; raises `BackendError` if there is none."""
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from monge.core.errors import MongeError
 from monge.core.model import NodeBlock
 from monge.engine.models.changing_rope import changing_rope
-from monge.engine.models.forward_program import EagerForward, SourceWeights
+from monge.engine.models.forward_program import NetworkForward, SourceWeights
 from monge.engine.models.network_facts import check_causal, context_length
 
 _ENDING: Final = 2
@@ -50,7 +50,7 @@ class HfModel(ABC):
         self._long = set[int]()
         self._texts, self._blocks = dict[int, list[int]](), dict[int, list[NodeBlock]]()
         self._device = model.device
-        self._eager = EagerForward(model)
+        self._eager = NetworkForward(model)
         self._forward_s = 0.0
 
     def update_weights(self) -> None:

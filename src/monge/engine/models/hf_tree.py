@@ -15,7 +15,6 @@ from monge.core.levels import DrawnTrees, RootDraws, draw_levels
 from monge.core.model import CachedStep, ModuleForward, NodeBlock, Recorder
 from monge.engine.clock import now
 from monge.engine.models.forward_program import (
-    EagerForward,
     Forward,
     ForwardMaker,
     ForwardSpec,
@@ -289,7 +288,7 @@ class HfTreeModel(HfModel):
             )
         log = self._states.watch(layers, only_last=only_last)
         if self._states.layers != self._eager.layers:
-            self._eager = EagerForward(self.network, self._states.layers)
+            self._eager = NetworkForward(self.network, self._states.layers)
             forward = self._made(self._make_forward, _EAGER_STATES, self._eager)
             self._use(forward or Forward(self._eager), _EAGER_STATES)
         return log
