@@ -125,11 +125,12 @@ def test_refusals_say_why(offering, speculation, param, message):
     assert "passwd" not in error["message"]
 
 
-def test_a_controller_without_a_name_cannot_be_named():
-    with TestClient(toy_app(toy_decoder(controller=Fixed()))) as client:
+def test_a_controller_that_is_an_object_is_named_by_its_text():
+    with TestClient(toy_app(toy_decoder(controller=Fixed(max_depth=2)))) as client:
+        assert ask(client, speculation={"controller": "fixed(max_depth=2)"}).status_code == 200
         answer = ask(client, speculation={"controller": "fixed"})
     assert answer.status_code == 400
-    assert "has no name" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["message"].endswith("there are: fixed(max_depth=2)")
 
 
 @pytest.mark.parametrize("name", OFFERED)
