@@ -63,16 +63,14 @@ class Controllers:
         return self.first.reads.union(*(controller.reads for controller in self.named.values()))
 
 
-def controllers_of(
-    controller: str | AnyController | Sequence[str | AnyController],
-) -> Controllers:
-    """Return the controllers that the user gave.
+def controllers_of(controller: object) -> Controllers:
+    """Return the controllers that the user gave: an object, its text, or a list of these.
 
     Raises:
         OptionError: If a name or setting is unknown, one is given twice, none is given, or an object
             is no controller.
     """
-    given = controller if isinstance(controller, list | tuple) else [controller]
+    given: Any = controller if isinstance(controller, list | tuple) else [controller]
     names = [entry.strip() if isinstance(entry, str) else repr(entry) for entry in given]
     if not names:
         raise OptionError("controller: the list is empty; name at least one, or leave it out")

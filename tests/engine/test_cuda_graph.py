@@ -29,6 +29,7 @@ from monge.engine.models.tree_cache import CAPTURED_ROOM, TreeCache
 from monge.heads.readers.registry import load_head
 from tests.engine import pretend
 from tests.engine.compiling import captured_forward, read_by
+from tests.engine.pretend import placed
 from tests.engine.tiny import network, perturbed, prompts
 from tests.heads.readers.published import KINDS, steps_of
 from tests.parity.comparing import RandomGrowth

@@ -441,7 +441,6 @@ class TestOnDisk:
         def refuse():
             raise RuntimeError("products of few rows do not compile: no")
 
-        stored = StoredProgram(path=Path("none.pt2"), constants={})
         monkeypatch.setattr("monge.backends.cpu.compiled.load_packed_linear", refuse)
         monkeypatch.setattr(
             "monge.backends.cpu.compiled.compile_exported",

@@ -44,9 +44,9 @@ def test_the_operator_overrides_or_ignores_the_checkpoint(folder):
     assert default_sampling(kept) == {"temperature": 0.2, "top_p": 0.9, "max_new_tokens": 7}
     none = checked_options(ServeOptions(generation_config="none"), str(folder))
     assert default_sampling(none) == {}
-    assert asked(ServeOptions()).rules.temperature == 1.0
+    assert rules(ServeOptions()).temperature == 1.0
     override = ServeOptions(override_generation_config='{"top_p": 0.5}')
-    assert asked(override).rules.top_p == 0.5
+    assert rules(override).top_p == 0.5
 
 
 @pytest.mark.parametrize("text", [None, '{"temperature": 0.2, "top_k": 0}'])

@@ -96,11 +96,12 @@ def test_without_the_controller_a_seed_has_its_text_under_one_that_rests():
     assert figures(asked)["num_draft_tokens"] > 0
 
 
-def test_a_controller_without_a_name_cannot_be_named():
-    with TestClient(toy_app(toy_decoder(controller=Fixed()))) as client:
+def test_a_controller_that_is_an_object_is_named_by_its_text():
+    with TestClient(toy_app(toy_decoder(controller=Fixed(max_depth=2)))) as client:
+        assert ask(client, speculation={"controller": "fixed(max_depth=2)"}).status_code == 200
         answer = ask(client, speculation={"controller": "fixed"})
     assert answer.status_code == 400
-    assert "has no name" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["message"].endswith("there are: fixed(max_depth=2)")
 
 
 @pytest.mark.parametrize("name", OFFERED)

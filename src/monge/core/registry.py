@@ -146,8 +146,9 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         name, positional, named = self._split(text)
         known = self.settings(name)
         parameters = inspect.signature(self[name]).parameters.values()
-        # The first values of a pool are its drafters.
-        parts = positional if any(each.kind is each.VAR_POSITIONAL for each in parameters) else []
+        # The first values of a pool are parts of its own kind.
+        is_pool = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+        parts = [self.of(part) for part in positional] if is_pool else []
         first = {} if parts else dict(zip(known, positional, strict=False))
         if len(positional) > len(first) + len(parts):
             raise OptionError(

@@ -390,8 +390,7 @@ class RequestParser:
         drafting = wanted if isinstance(wanted, SpeculationOptions) else SpeculationOptions()
         offered, name = self._decoder.components.controllers, drafting.controller
         if name is not None and name not in offered:
-            known = "this server's has no name; leave it out"
-            known = f"there are: {', '.join(offered)}" if offered else known
+            known = f"there are: {', '.join(offered)}"
             text = f"speculation.controller: no such controller here; {known}"
             raise refused(text, "speculation.controller")
         options: dict[str, Any] = {"max_new_tokens": limit, "controller": name}
