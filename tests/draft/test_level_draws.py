@@ -22,16 +22,11 @@ VOCAB = 9
 WHOLE = DraftPlan()
 
 
-def expansion(row, builder, rules, plan=WHOLE, draft_ids=None):
+def expansion(row, builder, rules, plan=WHOLE):
     context = Context(request_id=row, token_ids=(0,), num_prompt_tokens=1, rules=rules)
+    draws = SeededDraws(row)
     return TreeExpansion(
-        context=context,
-        plan=plan,
-        draws=SeededDraws(row),
-        builder=builder,
-        rules=rules,
-        network="table",
-        draft_ids=draft_ids,
+        context=context, plan=plan, draws=draws, builder=builder, rules=rules, network="table"
     )
 
 
@@ -41,7 +36,8 @@ def levels(
     """First levels of several requests, whose second level is drawn next; or their roots."""
     rng = np.random.default_rng(1)
     for row in range(count):
-        level = expansion(first + row, builder, rules, plan, draft_ids)
+        level = expansion(first + row, builder, rules, plan)
+        level.draft_ids = draft_ids
         logits = torch.from_numpy(rng.normal(size=(3, VOCAB)))
         if not is_first and builder.limits.max_depth > 1:
             level.grow(logits[:1])
@@ -76,8 +72,7 @@ def drawn_together(every):
 @pytest.mark.parametrize("draft_ids", [None, torch.arange(1, 2 * VOCAB, 2)], ids=["all", "some"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_children_are_those_of_the_builder(builder, rules, plan, draft_ids, device) -> None:
-    own = levels(builder, rules, plan, draft_ids=draft_ids)
-    expected = [grown(*level) for level in own]
+    expected = [grown(*level) for level in levels(builder, rules, plan, draft_ids=draft_ids)]
     draft_ids = None if draft_ids is None else draft_ids.to(device)
     own = levels(builder, rules, plan, draft_ids=draft_ids)
     every = [(level, rows.to(device)) for level, rows in own]
