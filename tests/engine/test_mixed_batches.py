@@ -129,47 +129,21 @@ USUAL = [
     ("block", "chain(3)", {}, None, "compiled"),
     ("rrs", "fixed_width((3, 1), 'mixed(1)')", {}, None, "eager"),
     ("layer", "fixed_width((2, 1), 'iid')", {}, None, "eager"),
-    ("traversal", "fixed_width((2, 1))", {"draft_temperature": 0.7}, None, "eager"),
+    ("traversal", "fixed_width((2, 1))", {}, None, "eager"),
 ]
 RARE = [
     ("block", "chain(3)", {}, "eagle3", "compiled"),
     ("rrs_without_replacement", "fixed_width((2, 2))", {}, None, "eager"),
-    ("block", "chain(3)", {"draft_temperature": 0.0}, None, "compiled"),
-    ("block", "chain(3)", {"draft_top_k": 5}, None, "compiled"),
+    ("block", "chain(3)", {"drafter": "model(top_k=1)"}, None, "compiled"),
+    ("block", "chain(3)", {"drafter": "model(top_k=5)"}, None, "compiled"),
     (None, None, {}, "shape", "compiled"),
-    (None, None, {"drafter": "pool('ngram', 'model')"}, None, "compiled"),
+    (None, None, {"drafter": "pool(ngram, model)"}, None, "compiled"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("settings", "head", "backend"),
-    [
-        ({"verifier": "block", "tree": "chain(3)"}, None, "compiled"),
-        ({"verifier": "rrs", "tree": "fixed_width((3, 1), 'mixed(1)')"}, None, "eager"),
-        ({"verifier": "layer", "tree": "fixed_width((2, 1), 'iid')"}, None, "eager"),
-        ({"verifier": "traversal", "tree": "fixed_width((2, 1))"}, None, "eager"),
-        pytest.param({"verifier": "block", "tree": "chain(3)"}, "eagle3", "compiled", marks=RARE),
-        pytest.param(
-            {"verifier": "rrs_without_replacement", "tree": "fixed_width((2, 2))"},
-            None,
-            "eager",
-            marks=RARE,
-        ),
-        pytest.param(
-            {"verifier": "block", "tree": "chain(3)", "drafter": "model(top_k=1)"},
-            None,
-            "compiled",
-            marks=RARE,
-        ),
-        pytest.param(
-            {"verifier": "block", "tree": "chain(3)", "drafter": "model(top_k=5)"},
-            None,
-            "compiled",
-            marks=RARE,
-        ),
-        pytest.param({}, "shape", "compiled", marks=RARE),
-        pytest.param({"drafter": "pool('ngram', 'model')"}, None, "compiled", marks=RARE),
-    ],
+    ("verifier", "tree", "options", "head", "backend"),
+    [*USUAL, *(pytest.param(*row, marks=pytest.mark.slow) for row in RARE)],
     ids=str,
 )
 def test_every_request_of_a_mixed_batch_has_its_own_text(

@@ -3,7 +3,7 @@
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from threading import Lock
 from types import MethodType
@@ -18,6 +18,7 @@ from monge.control.base import SharedState
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import SequenceModel
 from monge.core.sampling_rules import SamplingRules
+from monge.draft.by_name import members_of
 from monge.draft.text_history import TextHistory
 from monge.engine.clock import now
 from monge.engine.components import Components
@@ -64,12 +65,20 @@ class GenerateCall:
         """The name under which calls keep what they learn; it differs for embeddings of another size."""
         size = getattr(self.model.config.get_text_config(), "vocab_size", None)
         placed = self.model.device, self.model.dtype, torch.get_num_threads()
-        return repr((self._draft_key, dict(self.options), size, *placed))
+        return repr((self._draft_key, dict(self.options), self._networks, size, *placed))
 
     @property
     def _draft_key(self) -> object:
         is_named = isinstance(self.draft, str | Path | None)
         return self.draft if is_named else (type(self.draft), id(self.draft))
+
+    @property
+    def _networks(self) -> list[int]:
+        """The networks that a drafter object brings; its text does not name them."""
+        drafter = self.options.get("drafter")
+        parts = () if isinstance(drafter, str | None) else members_of(drafter)
+        values = [getattr(part, own.name) for part in parts for own in fields(part) if not own.repr]
+        return [id(value) for value in values if value is not None]
 
     def components(
         self,
