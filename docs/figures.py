@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from lab.acceptance.plots import rule_figure
-from monge.acceptance.closed_forms import closed_form, optimum, sampling_schemes
-from monge.acceptance.node import acceptance, legal_schemes
-from monge.core.law import DenseLaw
-from monge.testing.tabular import RandomTable
+from monge.laws.law import DenseLaw
+from monge.oracle.acceptance import acceptance, legal_schemes
+from monge.oracle.schemes import closed_form, optimum, sampling_schemes
+from monge.oracle.tabular import RandomTable
 from monge.verify.registry import VERIFIERS
 
 FOLDER = Path(__file__).parent / "figures" / "acceptance"

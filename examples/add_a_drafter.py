@@ -6,12 +6,12 @@ from itertools import pairwise
 import monge
 from monge.api import make_components
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws
-from monge.core.tree import TokenTree, fixed_chain
 from monge.draft.base import Capabilities, ModelFreeDrafter, model_free
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.draws import Draws
+from monge.laws.tree import TokenTree, fixed_chain
+from monge.oracle.decoding import Case, output_law, target_law
+from monge.oracle.exact_law import law_error
+from monge.oracle.tabular import RandomTable, TabularModel
 
 VOCAB = 3
 

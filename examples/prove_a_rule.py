@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monge.api import make_components
-from monge.core.draws import Draws
-from monge.core.law import Law, residual
-from monge.core.proposal import Iid, Proposal
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.draws import Draws
+from monge.laws.law import Law, residual
+from monge.laws.proposal import Iid, Proposal
+from monge.oracle.decoding import Case, output_law, target_law
+from monge.oracle.exact_law import law_error
+from monge.oracle.tabular import RandomTable, TabularModel
 from monge.verify.base import NodeRule
 
 VOCAB = 3

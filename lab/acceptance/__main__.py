@@ -19,7 +19,6 @@ from lab.acceptance.measure import (
 )
 from lab.acceptance.nodes import OPTIMUM
 from lab.command import run
-from monge.acceptance.inputs import check_candidates
 from monge.bench.pair import load_pair
 from monge.cli import options
 from monge.cli.console import output, quiet_host, reported
@@ -27,6 +26,7 @@ from monge.cli.options import check_out_folder
 from monge.cli.progress import call_bar
 from monge.core.extras import require
 from monge.prompts import asked_prompts
+from monge.transport.inputs import check_candidates
 
 OUT: Final = Path("out/acceptance")
 BEST_ROWS: Final = 12

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from lab.acceptance.tree_values import expected_by_layers
-from monge.core.draws import Draws
-from monge.core.law import Law, LawSequence
-from monge.core.tree import TokenTree
+from monge.laws.draws import Draws
+from monge.laws.law import Law, LawSequence
+from monge.laws.tree import TokenTree
 from monge.verify.base import Rule, as_verifier
 from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.layer import Layer

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from lab.acceptance.rearrangement import Rearrangement
 from lab.acceptance.score_table import ScoreTable
-from monge.core.draws import Draws
-from monge.core.law import Law
-from monge.core.lazy_laws import below
-from monge.core.proposal import Proposal
+from monge.laws.draws import Draws
+from monge.laws.law import Law
+from monge.laws.lazy_laws import below
+from monge.laws.proposal import Proposal
 from monge.verify.flow import Flow, walked
 from monge.verify.functional.lines import SMALLEST_MASS
 from monge.verify.optimal import Optimal, completed

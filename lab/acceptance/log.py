@@ -17,10 +17,11 @@ from jaxtyping import Float64
 from monge.api import make_components
 from monge.audit.references import logits_along
 from monge.bench.pair import Pair
-from monge.core.draws import RequestDraws
 from monge.core.errors import OptionError
-from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.core.sampling_rules import SamplingRules
 from monge.engine.decoder import Decoder
+from monge.laws.draws import RequestDraws
+from monge.laws.from_logits import law_from_logits
 
 Vector = Float64[np.ndarray, " tokens"]
 TokenIds = tuple[int, ...]

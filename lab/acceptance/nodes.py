@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from lab.acceptance.log import LawLog, LoggedNode, seeded
-from monge.acceptance.closed_forms import closed_form, optimum, recursion_calls, sampling_schemes
-from monge.acceptance.node import legal_schemes, usual_scheme
 from monge.bench.resamples import Resamples
-from monge.core.draws import Draws
-from monge.core.law import DenseLaw
-from monge.core.proposal import Proposal
+from monge.laws.draws import Draws
+from monge.laws.law import DenseLaw
+from monge.laws.proposal import Proposal
+from monge.oracle.acceptance import legal_schemes, usual_scheme
+from monge.oracle.schemes import closed_form, optimum, recursion_calls, sampling_schemes
 from monge.verify.base import NodeRule
 from monge.verify.flow import Flow, FlowRule
 from monge.verify.problem import NodeProblem

@@ -20,11 +20,11 @@ from lab.acceptance.shapes import Shape
 from monge.bench.pair import Pair
 from monge.bench.resamples import Resamples
 from monge.core.context import Context, DraftPlan
-from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules
-from monge.core.tree import TokenTree
 from monge.draft.model import Model
-from monge.engine.sampling import NodeLaws
+from monge.laws.tree import TokenTree
+from monge.networks.base import NodeBlock
+from monge.requests.sampling import NodeLaws
 from monge.verify.base import why_no_exactness
 from monge.verify.registry import VERIFIERS
 

@@ -24,14 +24,14 @@ from typing import Any, Final
 
 import torch
 
-from monge.acceptance.inputs import check_candidates, law_of
 from monge.core.errors import LawError, OptionError, unknown_name
-from monge.core.law import DenseLaw
 from monge.core.setting_types import is_of
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.children import way_of_drawing
 from monge.draft.tree.fixed_width import FixedWidth
 from monge.draft.tree.paths import Paths
+from monge.laws.law import DenseLaw
+from monge.transport.inputs import check_candidates, law_of
 from monge.transport.laws import Vector
 
 Prefix = tuple[int, ...]

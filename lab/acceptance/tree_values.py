@@ -11,14 +11,14 @@ import numpy as np
 
 from lab.acceptance.given_candidates import OptimalGivenCandidates
 from lab.acceptance.tree_tables import PATHS, TreeTable
-from monge.acceptance.node import MAX_RUNS
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws, RequestDraws
 from monge.core.errors import OptionError
-from monge.core.law import one_hot
-from monge.core.proposal import Arbitrary, Proposal
-from monge.core.tree import GrowingTree, TokenTree
-from monge.testing.oracle import OracleError, PositionError, exact_law
+from monge.laws.draws import Draws, RequestDraws
+from monge.laws.law import one_hot
+from monge.laws.proposal import Arbitrary, Proposal
+from monge.laws.tree import GrowingTree, TokenTree
+from monge.oracle.acceptance import MAX_RUNS
+from monge.oracle.exact_law import OracleError, PositionError, exact_law
 from monge.transport.bounds import layer_bound
 from monge.transport.candidates import CandidateLaw, TransportProblem
 from monge.transport.linear_program import solve, solve_tree

@@ -9,11 +9,11 @@ import typer
 from lab.acceptance.tree_tables import table_of
 from lab.acceptance.tree_values import BY_NODES, BY_TREES, tree_report
 from lab.command import run
-from monge.acceptance.inputs import read_document
 from monge.cli import options
 from monge.cli.acceptance import above, shown_gap, shown_number
 from monge.cli.console import plain_table, print_tables, reported, say_error, show
 from monge.cli.progress import working
+from monge.transport.inputs import read_document
 from monge.verify.registry import VERIFIERS
 
 

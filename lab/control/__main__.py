@@ -12,8 +12,8 @@ from lab.control.selection import compare_selections
 from lab.control.simulation import WORLDS, compare_controllers
 from monge.cli import options
 from monge.cli.console import output, reported
-from monge.core.draws import SeededDraws
 from monge.core.errors import OptionError
+from monge.laws.draws import SeededDraws
 
 ROUNDS: Final = 20_000
 SIMULATION: Final = "Simulation"

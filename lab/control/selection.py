@@ -16,9 +16,9 @@ from monge.control.fixed import Fixed
 from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws
 from monge.core.prompt import PromptProfile
 from monge.core.selection import CounterfactualDraft, Member
+from monge.laws.draws import Draws
 
 WORLD: Final = "drafters that suit different texts"
 ROUNDS_OF_REQUEST: Final = 40

@@ -16,8 +16,8 @@ from monge.control.fixed import Fixed
 from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws
 from monge.core.verdict import StepRecord
+from monge.laws.draws import Draws
 
 MAX_WINDOW: Final = 16
 MAX_FIXED: Final = 12

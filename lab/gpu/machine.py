@@ -16,9 +16,9 @@ from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import provenance
 from monge.bench.runner import Work
 from monge.core.errors import OptionError, unknown_name
-from monge.core.model import NodeBlock, SequenceModel
-from monge.engine.models.hf_tree import make_models_ready
 from monge.loading.networks import as_sequence_model, usable_device
+from monge.networks.base import NodeBlock, SequenceModel
+from monge.networks.hf_tree import make_models_ready
 from monge.prompts import encode, interleaved, shipped
 
 _STRIDE: Final = 7919  # a prime, so that no token repeats

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from lab.shape.diagonal import fit, head_with
 from monge.api import make_components
-from monge.core.model import FeatureModel
 from monge.draft.by_name import drafter_of
 from monge.draft.published_heads import Head
 from monge.draft.shape import Shape
@@ -20,6 +19,7 @@ from monge.heads.readers.files import CONFIG, Checkpoint, read_json
 from monge.heads.readers.registry import unknown_format
 from monge.heads.shape.alignment import ALIGNMENTS
 from monge.heads.shape.checkpoint import is_shape, load_head
+from monge.networks.base import FeatureModel
 from monge.training.calibrate import measure
 from monge.training.chain import ChainQuality
 from monge.training.texts import Ends, Text, Texts, feature_model, gradient_ends, read_texts

@@ -20,10 +20,10 @@ from monge.cli import options
 from monge.cli.console import notes, output, quiet_host, reported, write_document
 from monge.cli.options import check_out_folder
 from monge.core.errors import OptionError
-from monge.engine.chat_format import chat_format
 from monge.loading.networks import load_tokenizer, prepare
 from monge.loading.sources import ModelSource
 from monge.prompts import asked_prompts, encode, read_prompts
+from monge.requests.chat_format import chat_format
 
 OUT: Final = Path("out/peers")
 QUICK: Final[dict[str, Any]] = {"max_new_tokens": 48, "repeats": 2}

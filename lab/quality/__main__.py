@@ -18,10 +18,10 @@ from monge.cli import options
 from monge.cli.console import output, quiet_host, reported
 from monge.cli.progress import working
 from monge.core.errors import OptionError
-from monge.engine.chat_format import chat_format
 from monge.loading.networks import load_network, load_tokenizer, prepare
 from monge.loading.sources import ModelSource
 from monge.prompts import read_prompts
+from monge.requests.chat_format import chat_format
 
 KINDS = ("bfloat16", "int8", "int4")
 NUM_TOKENS = 4000

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from lab.shape.heads import heads_of
 from lab.shape.material import Material, Say
-from monge.core.draws import SeededDraws
-from monge.core.law import DenseLaw
 from monge.heads.shape.head import ShapeHead
+from monge.laws.draws import SeededDraws
+from monge.laws.law import DenseLaw
 from monge.training.calibrate import law
 
 

@@ -18,7 +18,8 @@ from monge.bench.provenance import provenance
 from monge.bench.statistics import RepeatSummary, paired_ratios
 from monge.cli.bench_decode import mode
 from monge.core.errors import OptionError
-from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.core.sampling_rules import SamplingRules
+from monge.laws.from_logits import law_from_logits
 
 VOCAB_SIZES: Final = (49152, 151936, 262144)
 LAWS: Final = 5

@@ -26,16 +26,17 @@ from monge.bench.provenance import provenance
 from monge.bench.statistics import RepeatSummary, paired_ratios
 from monge.cli.bench_decode import mode
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import RequestDraws
 from monge.core.errors import OptionError
-from monge.core.law import DenseLaw, SparseLaw
-from monge.core.proposal import Deterministic, Proposal
-from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.core.tree import GrowingTree, TokenTree
+from monge.core.sampling_rules import SamplingRules
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
-from monge.engine.sampling import NodeLaws
+from monge.laws.draws import RequestDraws
+from monge.laws.from_logits import law_from_logits
+from monge.laws.law import DenseLaw, SparseLaw
+from monge.laws.proposal import Deterministic, Proposal
+from monge.laws.tree import GrowingTree, TokenTree
+from monge.requests.sampling import NodeLaws
 from monge.verify.base import NodeRule, Rule, Verifier, as_verifier, why_no_exactness
 from monge.verify.problem import ScoredTree
 from monge.verify.registry import VERIFIERS

@@ -34,11 +34,7 @@ if typing.TYPE_CHECKING:
     from monge.core.errors import UnsupportedModelError as UnsupportedModelError
     from monge.core.errors import VocabularyMismatchError as VocabularyMismatchError
     from monge.core.grammar import Grammar as Grammar
-    from monge.core.law import DenseLaw as DenseLaw
-    from monge.core.law import SparseLaw as SparseLaw
     from monge.core.sampling_rules import SamplingRules as SamplingRules
-    from monge.core.sampling_rules import law_from_logits as law_from_logits
-    from monge.core.tree import TokenTree as TokenTree
     from monge.core.verdict import StepRecord as StepRecord
     from monge.core.verdict import Verdict as Verdict
     from monge.draft.base import NoDrafter as NoDrafter
@@ -61,6 +57,10 @@ if typing.TYPE_CHECKING:
     from monge.engine.decoder import Piece as Piece
     from monge.engine.result import GenerationResult as GenerationResult
     from monge.engine.result import GenerationStats as GenerationStats
+    from monge.laws.from_logits import law_from_logits as law_from_logits
+    from monge.laws.law import DenseLaw as DenseLaw
+    from monge.laws.law import SparseLaw as SparseLaw
+    from monge.laws.tree import TokenTree as TokenTree
     from monge.plugins.transformers_generate import accelerate as accelerate
     from monge.plugins.transformers_generate import generate as generate
     from monge.plugins.transformers_generate import is_accelerated as is_accelerated
@@ -89,9 +89,10 @@ _MODULES = {
     "NonFiniteLogitsError "
     "OptionError ProposalMismatchError UnsupportedModelError VocabularyMismatchError",
     "monge.core.grammar": "Grammar",
-    "monge.core.law": "DenseLaw SparseLaw",
-    "monge.core.sampling_rules": "SamplingRules law_from_logits",
-    "monge.core.tree": "TokenTree",
+    "monge.laws.law": "DenseLaw SparseLaw",
+    "monge.core.sampling_rules": "SamplingRules",
+    "monge.laws.from_logits": "law_from_logits",
+    "monge.laws.tree": "TokenTree",
     "monge.core.verdict": "StepRecord Verdict",
     "monge.draft.registry": "DRAFTERS",
     "monge.draft.tree.registry": "TREES",

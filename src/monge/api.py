@@ -16,7 +16,6 @@ from monge.config import read_config
 from monge.control.base import AnyController, Reads, SharedState
 from monge.control.latency import Latency
 from monge.core.errors import ModelLoadError, OptionError
-from monge.core.model import SequenceModel
 from monge.core.parts import HEADS, built_in
 from monge.core.sampling_rules import SamplingRules
 from monge.defaults import (
@@ -40,12 +39,9 @@ from monge.draft.registry import DRAFTERS
 from monge.draft.text_history import TextHistory
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.registry import TREES
-from monge.engine.chat_format import chat_format
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.exact_numerics import check_exact_numerics
-from monge.engine.models.hf_tree import make_models_ready
-from monge.engine.text import Tokenizer
 from monge.loading.networks import (
     as_draft_model,
     as_sequence_model,
@@ -54,7 +50,11 @@ from monge.loading.networks import (
     prepare,
 )
 from monge.loading.sources import BUILT_IN, AdaptedModel, ModelSource
+from monge.networks.base import SequenceModel
+from monge.networks.hf_tree import make_models_ready
 from monge.options import PARTS, LoadOptions, checked
+from monge.requests.chat_format import chat_format
+from monge.requests.text import Tokenizer
 from monge.verify.base import Rule
 from monge.verify.registry import VERIFIERS
 from monge.verify.target_walk import TargetWalk

@@ -10,12 +10,12 @@ from monge.control.fixed import Fixed
 from monge.control.goodput import Goodput
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
-from monge.core.model import SequenceModel
-from monge.core.proposal import Arbitrary, Deterministic, Proposal, WithoutReplacement
 from monge.draft.base import AnyDrafter, DrafterPool
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.fixed_width import Chain, FixedWidth
+from monge.laws.proposal import Arbitrary, Deterministic, Proposal, WithoutReplacement
+from monge.networks.base import SequenceModel
 from monge.verify.base import Rule, why_no_exactness
 from monge.verify.block import Block
 from monge.verify.gumbel import Gumbel

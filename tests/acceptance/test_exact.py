@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from monge.acceptance.closed_forms import closed_form, inclusion, optimum, sampling_schemes
-from monge.acceptance.node import accepted_masses, legal_schemes
-from monge.core.law import DenseLaw
-from monge.core.proposal import WithoutReplacement
+from monge.laws.law import DenseLaw
+from monge.laws.proposal import WithoutReplacement
+from monge.oracle.acceptance import accepted_masses, legal_schemes
+from monge.oracle.schemes import closed_form, inclusion, optimum, sampling_schemes
 from monge.transport.candidates import CandidateLaw
 from monge.verify.registry import VERIFIERS
 

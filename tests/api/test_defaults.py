@@ -16,16 +16,16 @@ from monge.control.fixed import Fixed
 from monge.control.goodput import Goodput
 from monge.control.latency import Latency
 from monge.core.errors import OptionError
-from monge.core.proposal import Iid
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.model import Model
 from monge.draft.ngram import Ngram
 from monge.draft.pool import Pool
 from monge.engine.decoder import Decoder
-from monge.engine.notices import watched_by
+from monge.laws.proposal import Iid
 from monge.loading.named_models import PackagedModel
 from monge.loading.networks import load_network
 from monge.loading.sources import ModelSource
+from monge.runtime.notices import watched_by
 from monge.verify.single_draft import SingleDraft
 from tests.kit.tables import table
 from tests.serve.served import toy_app, toy_decoder

@@ -9,7 +9,7 @@ import torch
 import monge
 from monge.core.errors import UnsupportedModelError
 from monge.engine.batch import decode
-from monge.engine.prefix_cache import PrefixCache
+from monge.networks.prefix_cache import PrefixCache
 from tests.engine.tiny import network
 
 TEXT = [5, 6, 7, 8, 9, 10]

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from monge.control.base import SoloController
 from monge.core.context import DraftPlan
-from monge.core.law import residual
-from monge.core.proposal import Deterministic, Iid
-from monge.core.tree import fixed_chain
+from monge.laws.law import residual
+from monge.laws.proposal import Deterministic, Iid
+from monge.laws.tree import fixed_chain
 from monge.draft.base import Capabilities, Draft, Drafter
 from monge.draft.tree.base import TreeBuilder, TreeLimits
 from monge.verify.base import NodeRule
@@ -136,9 +136,9 @@ import json, warnings
 
 warnings.simplefilter("ignore")
 from monge.api import make_components
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.oracle.decoding import Case, output_law, target_law
+from monge.oracle.exact_law import law_error
+from monge.oracle.tabular import RandomTable, TabularModel
 
 VOCAB = 3
 CASE = Case(horizon=2, max_new_tokens=3)

@@ -9,12 +9,12 @@ from transformers import AutoModelForCausalLM
 
 import monge
 from monge.core.errors import ModelLoadError, OptionError
-from monge.engine.models.network_facts import packed_layers
 from monge.loading import networks
 from monge.loading.gguf_files import converted
 from monge.loading.named_models import PANELS_FILE
 from monge.loading.networks import load_network, prepare
 from monge.loading.sources import ModelSource
+from monge.networks.network_facts import packed_layers
 from tests.api.test_gguf import TEMPLATE, WORDS, write
 from tests.engine.compiling import require
 from tests.engine.test_gguf_blocks import random_rows

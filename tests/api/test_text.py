@@ -8,8 +8,8 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from monge.api import built_in
-from monge.engine.text import PlacedTexts, TextStream, TokenTexts
 from monge.loading.networks import load_tokenizer
+from monge.requests.text import PlacedTexts, TextStream, TokenTexts
 
 TOKENIZER = load_tokenizer(built_in("target"))
 TEXTS = st.text(alphabet="ab é€😀\n.x", min_size=1, max_size=60)

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from monge.api import make_components
-from monge.core.model import NodeBlock
-from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.engine.models.cross_tokenizer import ResizedVocabulary
+from monge.core.sampling_rules import SamplingRules
+from monge.laws.from_logits import law_from_logits
 from monge.loading.networks import _differing_tokens
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import law_error
+from monge.networks.base import NodeBlock
+from monge.networks.cross_tokenizer import ResizedVocabulary
+from monge.oracle.decoding import Case, output_law, target_law
+from monge.oracle.exact_law import law_error
 from tests.kit.tables import table
 
 VOCAB = 3

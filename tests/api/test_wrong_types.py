@@ -13,7 +13,7 @@ import numpy as np, torch
 from monge.api import make_components
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.oracle.tabular import RandomTable, TabularModel
 
 decoder = Decoder(make_components(TabularModel(RandomTable(5, 1), 5), TabularModel(RandomTable(5, 2), 5)))
 said = []

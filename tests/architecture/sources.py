@@ -14,5 +14,5 @@ def modules() -> list[Path]:
 
 
 def name_of(module: Path) -> str:
-    """Path below the package, for messages: `core/law.py`."""
+    """Path below the package, for messages: `laws/law.py`."""
     return module.relative_to(PACKAGE).as_posix()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-from monge.core.law import DenseLaw, SparseLaw, one_hot
+from monge.laws.law import DenseLaw, SparseLaw, one_hot
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from monge.audit.references import LocalReference, logits_along
 from monge.audit.settings import AuditSettings
 from monge.audit.situations import situations_named
 from monge.core.text import token_ids_of
-from monge.engine.text import TOKEN_ID
+from monge.requests.text import TOKEN_ID
 
 DEPTH = 4
 

@@ -17,12 +17,12 @@ from monge.audit.run import audit, probe
 from monge.audit.settings import AuditSettings
 from monge.audit.situations import usual_situations
 from monge.core.errors import MongeError
-from monge.engine.chat_format import InstructionFormat
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.options import ServeOptions
+from monge.oracle.tabular import TabularModel
+from monge.requests.chat_format import InstructionFormat
 from monge.serve.http.app import create_app
-from monge.testing.tabular import TabularModel
 from monge.verify.registry import VERIFIERS
 from tests.audit.toy import PROMPTS, local_reference, shortened
 from tests.kit.known_bad import KNOWN_BAD_RULES

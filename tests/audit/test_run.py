@@ -18,7 +18,7 @@ from monge.audit.situations import Situation
 from monge.cli.app import app
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.testing.tabular import TabularModel
+from monge.oracle.tabular import TabularModel
 from tests.audit.toy import EOS_NAMES, PROMPTS, client_of, judge, local_reference
 from tests.kit.wrong_engines import END, EXACT_ENGINES, TARGET, VOCAB, PlainEngine, ToyTable
 from tests.kit.wrong_servers import Letters, ToyServer

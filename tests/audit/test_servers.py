@@ -13,7 +13,7 @@ from monge.audit.token_law import END as END_NAME
 from monge.audit.token_law import SMALLEST_REST
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.testing.tabular import TabularModel
+from monge.oracle.tabular import TabularModel
 from tests.audit.toy import KNOWN_BAD, LOOP_ENGINES, judge, local_reference
 from tests.kit.wrong_engines import (
     DRAFT,

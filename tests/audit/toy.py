@@ -14,13 +14,13 @@ from monge.audit.run import audit, probe
 from monge.audit.settings import AuditSettings
 from monge.audit.situations import usual_situations
 from monge.audit.structured import structured_fields
-from monge.core.draws import Draws
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.components import Components
 from monge.engine.loop import close_session, run_round
 from monge.engine.opening import open_sessions
 from monge.engine.session import Request, Session
-from monge.testing.tabular import LawTable, TabularModel
+from monge.laws.draws import Draws
+from monge.oracle.tabular import LawTable, TabularModel
 from monge.verify.base import Verifier
 from tests.kit.known_bad import KNOWN_BAD_RULES
 from tests.kit.wrong_engines import DRAFT, END, EXACT_ENGINES, TARGET, VOCAB, Engine

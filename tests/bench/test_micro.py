@@ -9,7 +9,7 @@ from monge.bench.micro import StepSettings, measure
 from monge.cli import bench_micro
 from monge.cli.bench_micro import report
 from monge.core.errors import BackendError, OptionError
-from monge.engine.models.hf_tree import HfTreeModel
+from monge.networks.hf_tree import HfTreeModel
 from tests.engine.tiny import network
 
 SMALL = StepSettings(backends=("eager",), nodes=(1, 3), batch_sizes=(1, 2), context=5, repeats=2)

@@ -7,7 +7,7 @@ from monge.bench import runner
 from monge.bench.arms import Arm, Call, DecodedCall
 from monge.bench.runner import WARM_UP_TOKENS, Settings, Workload, measure
 from monge.core.errors import MongeError, OptionError
-from monge.engine.clock import now
+from monge.runtime.clock import now
 
 PROMPTS = ((1, 2), (3,), (4, 5, 6))
 

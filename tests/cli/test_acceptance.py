@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from monge.core.law import residual
-from monge.core.proposal import Iid
+from monge.laws.law import residual
+from monge.laws.proposal import Iid
 from monge.verify.base import NodeRule
 
 A = ("--target-probs", "0.5,0.3,0.2", "--draft-probs", "0.2,0.3,0.5")

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from monge.cli.listing import PROPOSALS, ROOMS, legality
-from monge.core.proposal import Arbitrary
+from monge.laws.proposal import Arbitrary
 from monge.verify.base import why_no_exactness
 from monge.verify.registry import VERIFIERS
 from monge.verify.single_draft import SingleDraft

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from monge.cli.console import notes
 from monge.cli.progress import QUIET_S, Stage, Work, call_bar, duration, figures, working
-from monge.engine.notices import waiting
+from monge.runtime.notices import waiting
 
 
 class FakeClock:

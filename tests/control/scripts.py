@@ -5,8 +5,8 @@ from typing import Any
 from monge.control.base import AnyController, RoundInfo, SharedState
 from monge.control.latency import Latency
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws, SeededDraws, TapeDraws
 from monge.core.verdict import StepRecord
+from monge.laws.draws import Draws, SeededDraws, TapeDraws
 
 
 def chain_round(window: int, accepted: int, **fields: Any) -> StepRecord:

@@ -13,10 +13,10 @@ from monge.core.selection import Member
 from monge.core.verdict import StageTimes
 from monge.draft.ngram import Ngram
 from monge.engine.batch import decode
-from monge.engine.clock import measured_by
 from monge.engine.decoder import Decoder
 from monge.engine.planning import _learn_latency
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.oracle.tabular import RandomTable, TabularModel
+from monge.runtime.clock import measured_by
 from tests.control.scripts import chain_round
 
 VOCAB = 5

@@ -11,7 +11,7 @@ from monge.control.base import SharedState
 from monge.control.latency import Latency
 from monge.control.on_the_fly import OnTheFly, censored_acceptance
 from monge.control.q_learning import QLearning
-from monge.core.draws import SeededDraws
+from monge.laws.draws import SeededDraws
 from tests.control.scripts import chain_round, draws, plan_one, shared_of
 
 

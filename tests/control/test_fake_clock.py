@@ -11,12 +11,12 @@ import pytest
 
 from monge.api import make_components
 from monge.control.latency import Latency
-from monge.engine.clock import measured_by
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.oracle.decoding import Case, output_law, target_law
+from monge.oracle.exact_law import law_error
+from monge.oracle.tabular import RandomTable, TabularModel
+from monge.runtime.clock import measured_by
 from tests.verify.tables import remembered_tables  # noqa: F401
 
 VOCAB = 3

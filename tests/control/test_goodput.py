@@ -11,9 +11,9 @@ from monge.control.fixed import Fixed
 from monge.control.goodput import Goodput
 from monge.control.latency import Latency
 from monge.core.context import DraftPlan
-from monge.core.draws import TapeDraws
 from monge.core.selection import Member
 from monge.core.verdict import StageTimes
+from monge.laws.draws import TapeDraws
 from tests.control.scripts import (
     chain_round,
     draws,

@@ -13,14 +13,14 @@ from monge.control.base import RoundInfo, SharedState, SoloController
 from monge.control.latency import Latency
 from monge.control.registry import DEPTH_CONTROLLERS
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws
-from monge.core.proposal import Iid, WithoutReplacement
 from monge.core.verdict import StepRecord
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.draws import Draws
+from monge.laws.proposal import Iid, WithoutReplacement
+from monge.oracle.decoding import Case, output_law, target_law
+from monge.oracle.exact_law import law_error
+from monge.oracle.tabular import RandomTable, TabularModel
 from monge.verify.base import why_no_exactness
 from monge.verify.registry import VERIFIERS
 

@@ -12,9 +12,9 @@ from monge.control.base import Reads
 from monge.control.fixed import Fixed
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
-from monge.engine.clock import measured_by
 from monge.engine.decoder import Decoder
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.oracle.tabular import RandomTable, TabularModel
+from monge.runtime.clock import measured_by
 
 VOCAB = 6
 UNSTEADY = {Reads.LATENCY, Reads.MEMORY}

@@ -14,15 +14,15 @@ from monge.control.hedge import AdaHedge, Hedge
 from monge.control.latency import Latency
 from monge.control.linear_selection import FEATURES, LinearSelection, Ridge
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError
-from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
 from monge.core.selection import CounterfactualDraft, Member
 from monge.engine.decoder import Decoder
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import exact_law, law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.draws import Draws, TapeDraws
+from monge.networks.base import NodeBlock
+from monge.oracle.decoding import Case, output_law, target_law
+from monge.oracle.exact_law import exact_law, law_error
+from monge.oracle.tabular import RandomTable, TabularModel
 from tests.control.scripts import chain_round, plan_one, updated
 
 LOOKUP = Member(name="ngram", max_depth=4, runs_network=False)

@@ -7,10 +7,10 @@ from monge.control.fsm import CachedFsm, Fsm
 from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS, DEPTH_CONTROLLERS
 from monge.core.context import DraftPlan
-from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
 from monge.core.prompt import PromptProfile
 from monge.core.selection import Member
+from monge.laws.draws import TapeDraws
 from tests.control.scripts import chain_round, draws, plan_one, updated, windows
 
 

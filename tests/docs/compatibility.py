@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from monge.backends.cpu.compiled import pending_forward, why_no_compiled_forward
 from monge.backends.registry import Eager
 from monge.core.errors import BackendError, UnsupportedModelError
-from monge.core.model import FeatureModel, SequenceModel
-from monge.engine.models.forward_program import NetworkForward
-from monge.engine.models.hf_tree import HfTreeModel
+from monge.networks.base import FeatureModel, SequenceModel
+from monge.networks.forward_program import NetworkForward
+from monge.networks.hf_tree import HfTreeModel
 from tests.engine import vision_language
 from tests.engine.tiny import CHAIN_FAMILIES, FAMILIES, STATEFUL, TREE_FAMILIES
 from tests.parity.test_other_families import CHAINS, PLAIN, REFUSED, STATES, TREES, made

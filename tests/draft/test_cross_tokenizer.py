@@ -14,13 +14,14 @@ from monge.core.errors import (
     OptionError,
     VocabularyMismatchError,
 )
-from monge.core.model import ForeignModel, NodeBlock
-from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.core.sampling_rules import SamplingRules
 from monge.draft.retokenize import Retokenize
-from monge.engine.models.cross_tokenizer import CrossTokenizerModel, map_vocabulary, spellings
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.from_logits import law_from_logits
+from monge.networks.base import ForeignModel, NodeBlock
+from monge.networks.cross_tokenizer import CrossTokenizerModel, map_vocabulary, spellings
+from monge.oracle.decoding import Case, output_law, target_law
+from monge.oracle.exact_law import law_error
+from monge.oracle.tabular import RandomTable, TabularModel
 
 
 def byte_level(pieces: list[str], merges: list[tuple[str, str]]) -> PreTrainedTokenizerFast:

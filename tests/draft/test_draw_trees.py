@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import SeededDraws
-from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.model import Model
 from monge.draft.tree.fixed_width import Chain, FixedWidth
-from monge.engine.models.hf_tree import HfTreeModel
+from monge.laws.draws import SeededDraws
+from monge.laws.proposal import Deterministic
+from monge.networks.hf_tree import HfTreeModel
 from tests.engine import pretend
 from tests.engine.tiny import network, prompts
 

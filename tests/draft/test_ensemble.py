@@ -8,20 +8,20 @@ import torch
 
 from monge.api import make_components
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import SeededDraws
 from monge.core.errors import (
     MongeError,
     OptionError,
     UnsupportedModelError,
     VocabularyMismatchError,
 )
-from monge.core.proposal import Independent
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.ensemble import Ensemble
 from monge.draft.model import Model
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import exact_law, law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.draws import SeededDraws
+from monge.laws.proposal import Independent
+from monge.oracle.decoding import Case, output_law, target_law
+from monge.oracle.exact_law import exact_law, law_error
+from monge.oracle.tabular import RandomTable, TabularModel
 from monge.verify.layer import Layer
 from tests.draft.test_cross_tokenizer import foreign
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import SeededDraws
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.growth import TreeExpansion
 from monge.draft.model import Model
 from monge.draft.tree.registry import TREES
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.draws import SeededDraws
+from monge.oracle.tabular import RandomTable, TabularModel
 
 IDS = torch.tensor([1, 4, 5, 9])
 VOCAB = 11

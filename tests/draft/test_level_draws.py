@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import SeededDraws, num_drawn
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.growth import TreeExpansion, draw_frontiers
 from monge.draft.tree.fixed_width import Chain, FixedWidth
 from monge.draft.tree.registry import TREES
+from monge.laws.draws import SeededDraws, num_drawn
 from tests.engine import cuda_waits
 
 VOCAB = 9

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monge.core import quantiles
-from monge.core.quantiles import in_blocks, independent
+from monge.laws import quantiles
+from monge.laws.quantiles import in_blocks, independent
 from tests.engine import pretend
 
 ROUNDING = 1e-13

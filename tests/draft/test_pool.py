@@ -9,7 +9,6 @@ import pytest
 from monge.api import make_components
 from monge.control.base import RoundInfo, SharedState, SoloController
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws
 from monge.core.errors import OptionError, ProposalMismatchError
 from monge.core.verdict import StepRecord
 from monge.draft.base import NoDrafter
@@ -17,9 +16,10 @@ from monge.draft.ngram import Ngram
 from monge.draft.pool import Pool
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.draws import Draws
+from monge.oracle.decoding import Case, output_law, target_law
+from monge.oracle.exact_law import law_error
+from monge.oracle.tabular import RandomTable, TabularModel
 from tests.draft.lookups import looked_up
 
 VOCAB = 5

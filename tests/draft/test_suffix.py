@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.core.tree import TokenTree, fixed_chain
 from monge.core.verdict import Verdict
 from monge.draft.base import Draft
 from monge.draft.suffix import Suffix
 from monge.draft.text_history import SuffixIndex, TextHistory, continuations
+from monge.laws.draws import TapeDraws
+from monge.laws.tree import TokenTree, fixed_chain
 
 TEXTS = st.lists(st.integers(0, 2), min_size=2, max_size=24)
 

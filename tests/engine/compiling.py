@@ -13,8 +13,8 @@ import pytest
 from monge.backends.cpu.compiled import pending_forward
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE
 from monge.backends.cuda import capture_forward
-from monge.engine.models.forward_program import Forward, NetworkForward
-from monge.engine.models.hf_tree import HfTreeModel
+from monge.networks.forward_program import Forward, NetworkForward
+from monge.networks.hf_tree import HfTreeModel
 
 HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
 MISSING = {"compiled": None if HAS_COMPILER else "there is no C++ compiler"}

@@ -3,7 +3,7 @@
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.batch import decode
 from monge.engine.session import Request, Session
-from monge.testing.oracle import exact_law
+from monge.oracle.exact_law import exact_law
 
 
 def plain_law(law_after, horizon):

@@ -11,8 +11,8 @@ from monge.api import make_components
 from monge.engine.batch import decode
 from monge.engine.conversation import Conversation
 from monge.engine.decoder import Decoder
-from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.prefix_cache import PrefixCache
+from monge.networks.hf_tree import HfTreeModel
+from monge.networks.prefix_cache import PrefixCache
 from tests.engine.tiny import VOCAB, network
 
 TEXT = tuple(torch.randint(3, VOCAB, (24,), generator=torch.Generator().manual_seed(0)).tolist())

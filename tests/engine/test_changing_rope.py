@@ -13,9 +13,9 @@ from monge.backends.registry import Compiled
 from monge.core.errors import BackendError
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
-from monge.engine.models.hf_chain import HfChainModel
-from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.prefix_cache import PrefixCache
+from monge.networks.hf_chain import HfChainModel
+from monge.networks.hf_tree import HfTreeModel
+from monge.networks.prefix_cache import PrefixCache
 from tests.engine.tiny import COMMON, VOCAB, perturbed
 
 pytestmark = pytest.mark.filterwarnings("ignore:the rotary embedding of")

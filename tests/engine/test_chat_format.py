@@ -7,14 +7,14 @@ from transformers import AutoTokenizer
 
 from monge.api import built_in, make_components
 from monge.core.errors import OptionError
-from monge.engine.chat_format import (
+from monge.engine.decoder import Decoder
+from monge.oracle.tabular import RandomTable, TabularModel
+from monge.requests.chat_format import (
     InstructionFormat,
     NoFormat,
     TemplateFormat,
     chat_format,
 )
-from monge.engine.decoder import Decoder
-from monge.testing.tabular import RandomTable, TabularModel
 
 
 def said(role, content="", **fields):

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from monge.api import make_components
-from monge.engine.clock import measured_by, now
 from monge.engine.decoder import Decoder
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.oracle.tabular import RandomTable, TabularModel
+from monge.runtime.clock import measured_by, now
 
 
 def ticking():

@@ -17,11 +17,11 @@ from monge.backends.cpu.program_cache import FOLDER_VARIABLE, cache_folder
 from monge.backends.parity_check import check_forward, forward_spec
 from monge.backends.traced import tensors_of
 from monge.core.errors import BackendError, OptionError
-from monge.core.model import NodeBlock
-from monge.engine.models.forward_program import ForwardOutput, NetworkForward
-from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.network_facts import OutputLayer
 from monge.loading.networks import as_draft_model, as_sequence_model
+from monge.networks.base import NodeBlock
+from monge.networks.forward_program import ForwardOutput, NetworkForward
+from monge.networks.hf_tree import HfTreeModel
+from monge.networks.network_facts import OutputLayer
 from tests.engine.compiling import (
     compile_forward,
     read_by,

@@ -19,14 +19,14 @@ from monge.backends.cuda import (
 from monge.backends.module_graphs import ModuleGraph, capture_module
 from monge.backends.prompt_graphs import PromptGraphs
 from monge.core.errors import BackendError
-from monge.core.levels import LevelDraws, LevelShape
-from monge.core.model import NodeBlock
-from monge.core.proposal import Iid
 from monge.core.sampling_rules import SamplingRules
-from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.network_facts import OutputLayer
-from monge.engine.models.tree_cache import CAPTURED_ROOM, TreeCache
 from monge.heads.readers.registry import load_head
+from monge.laws.levels import LevelDraws, LevelShape
+from monge.laws.proposal import Iid
+from monge.networks.base import NodeBlock
+from monge.networks.hf_tree import HfTreeModel
+from monge.networks.network_facts import OutputLayer
+from monge.networks.tree_cache import CAPTURED_ROOM, TreeCache
 from tests.engine import pretend
 from tests.engine.compiling import captured_forward, read_by
 from tests.engine.pretend import placed

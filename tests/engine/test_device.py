@@ -11,9 +11,9 @@ import torch
 import monge
 from monge.backends import cuda
 from monge.engine import loop
-from monge.engine.clock import measured_by, num_preparations
-from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.tree_cache import CAPTURED_ROOM
+from monge.networks.hf_tree import HfTreeModel
+from monge.networks.tree_cache import CAPTURED_ROOM
+from monge.runtime.clock import measured_by, num_preparations
 from tests.engine import pretend
 from tests.engine.pretend import placed
 from tests.engine.tiny import VOCAB, network, perturbed, prompts

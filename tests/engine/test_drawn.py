@@ -9,10 +9,10 @@ from monge.api import make_components
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
-from monge.engine.logprobs import LogprobOptions
-from monge.testing.decoding import Case, target_law
-from monge.testing.oracle import exact_law
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.oracle.decoding import Case, target_law
+from monge.oracle.exact_law import exact_law
+from monge.oracle.tabular import RandomTable, TabularModel
+from monge.requests.logprobs import LogprobOptions
 from tests.engine.laws import session
 
 VOCAB, HORIZON = 4, 2

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from monge.core.draws import (
+from monge.core.errors import OptionError
+from monge.laws.draws import (
     RequestDraws,
     SeededDraws,
     check_seed,
@@ -12,7 +13,6 @@ from monge.core.draws import (
     random_numbers,
     stream_key,
 )
-from monge.core.errors import OptionError
 
 STREAMS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 """Seed and row."""

@@ -6,8 +6,8 @@ import torch
 import monge
 from monge.core.errors import UnsupportedModelError
 from monge.engine.exact_numerics import check_exact_numerics
-from monge.engine.models.hf_tree import HfTreeModel
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.networks.hf_tree import HfTreeModel
+from monge.oracle.tabular import RandomTable, TabularModel
 from tests.engine.tiny import network
 
 

@@ -5,7 +5,7 @@ import pytest
 import monge
 from monge.core.errors import OptionError
 from monge.core.grammar import Grammar
-from monge.engine.gbnf import lark_of_gbnf
+from monge.requests.gbnf import lark_of_gbnf
 
 
 @pytest.fixture(scope="module")

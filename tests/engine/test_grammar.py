@@ -10,9 +10,9 @@ from fastapi.testclient import TestClient
 import monge
 from monge.core.errors import GrammarError, OptionError
 from monge.core.grammar import Grammar
-from monge.engine import grammar
-from monge.engine.grammar import FORCED, GrammarCompiler
 from monge.options import SamplingOptions, ServeOptions
+from monge.requests import grammar
+from monge.requests.grammar import FORCED, GrammarCompiler
 from monge.serve.http.app import create_app
 
 SHORT = {"type": "string", "maxLength": 6}

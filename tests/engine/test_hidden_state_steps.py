@@ -12,11 +12,11 @@ import monge
 from monge.backends.cpu import compiled, program_cache
 from monge.backends.cpu.compiled import CompiledForward
 from monge.core.errors import BackendError
-from monge.core.model import NodeBlock
-from monge.engine.models.forward_program import ForwardOutput
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.loading.networks import as_sequence_model
+from monge.networks.base import NodeBlock
+from monge.networks.forward_program import ForwardOutput
 from monge.training.texts import feature_model
 from tests.engine.compiling import compile_forward, require, shared_programs, verdicts_of
 from tests.engine.tiny import COMMON, VOCAB, network, prompts

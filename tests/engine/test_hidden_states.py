@@ -5,12 +5,12 @@ import gc
 import pytest
 import torch
 
-from monge.core.model import NodeBlock
-from monge.engine.models.forward_program import NetworkForward
-from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.hidden_states import HiddenStates
-from monge.engine.models.network_facts import own_cache
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.networks.base import NodeBlock
+from monge.networks.forward_program import NetworkForward
+from monge.networks.hf_tree import HfTreeModel
+from monge.networks.hidden_states import HiddenStates
+from monge.networks.network_facts import own_cache
+from monge.oracle.tabular import RandomTable, TabularModel
 from tests.engine.tiny import FAMILIES, network
 
 

@@ -15,12 +15,12 @@ from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
 from monge.draft.model import Model
 from monge.engine.batch import Batch
-from monge.engine.clock import measured_by
 from monge.engine.opening import equal_shares
 from monge.engine.result import result_of
-from monge.testing.decoding import Case, target_law
-from monge.testing.oracle import exact_law, law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.oracle.decoding import Case, target_law
+from monge.oracle.exact_law import exact_law, law_error
+from monge.oracle.tabular import RandomTable, TabularModel
+from monge.runtime.clock import measured_by
 from tests.engine.laws import session
 from tests.engine.tiny import network, perturbed, prompts
 from tests.kit.tables import table

@@ -11,8 +11,8 @@ from monge.backends import cuda
 from monge.backends.cuda import FunctionGraphs
 from monge.core.context import DraftPlan
 from monge.engine.batch import decode
-from monge.engine.grammar import GrammarState
-from monge.engine.models.hf_tree import HfTreeModel
+from monge.networks.hf_tree import HfTreeModel
+from monge.requests.grammar import GrammarState
 from tests.engine import pretend
 from tests.engine.pretend import placed
 from tests.engine.tiny import VOCAB, network, perturbed, prompts

@@ -8,9 +8,9 @@ import torch
 from monge.core.context import Context
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.sampling_rules import SamplingRules
-from monge.core.tree import fixed_chain
-from monge.engine import sampling
-from monge.engine.sampling import NodeLaws
+from monge.laws.tree import fixed_chain
+from monge.requests import sampling
+from monge.requests.sampling import NodeLaws
 
 TREE = fixed_chain(1, (2, 0, 1))
 

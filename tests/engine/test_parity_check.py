@@ -11,8 +11,8 @@ from monge.backends.cpu.rounded_weights import round_weights
 from monge.backends.parity_check import check_forward, check_module, difference, forward_spec
 from monge.backends.traced import UncompiledForward
 from monge.core.errors import BackendError
-from monge.engine.models.forward_program import FastForward, ForwardOutput, NetworkForward
-from monge.engine.models.network_facts import OutputLayer
+from monge.networks.forward_program import FastForward, ForwardOutput, NetworkForward
+from monge.networks.network_facts import OutputLayer
 from tests.engine.compiling import require
 from tests.engine.tiny import network
 

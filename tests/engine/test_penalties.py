@@ -9,13 +9,14 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from monge.api import make_components
 from monge.core.errors import OptionError
-from monge.core.model import NodeBlock
-from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.engine.penalties import text_processors
-from monge.engine.processors import Stateless
-from monge.engine.token_masks import BadWords, token_masks
-from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.core.sampling_rules import SamplingRules
+from monge.laws.from_logits import law_from_logits
+from monge.networks.base import NodeBlock
+from monge.oracle.exact_law import law_error
+from monge.oracle.tabular import RandomTable, TabularModel
+from monge.requests.banned_tokens import BadWords, token_masks
+from monge.requests.penalties import text_processors
+from monge.requests.processors import Stateless
 from tests.engine.laws import loop_law, plain_law
 
 VOCAB, PROMPT = 3, (1, 2)

@@ -16,16 +16,16 @@ from monge.backends.parity_check import forward_spec
 from monge.backends.registry import Backend
 from monge.backends.traced import UncompiledForward
 from monge.core.errors import BackendError
-from monge.core.model import NodeBlock
-from monge.engine.models import background_compiler
-from monge.engine.models.background_compiler import (
+from monge.networks import background_compiler
+from monge.networks.background_compiler import (
     BackgroundCompiler,
     compiled_by,
     is_compiled_elsewhere,
 )
-from monge.engine.models.forward_program import Forward
-from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.notices import watched_by
+from monge.networks.base import NodeBlock
+from monge.networks.forward_program import Forward
+from monge.networks.hf_tree import HfTreeModel
+from monge.runtime.notices import watched_by
 from tests.engine.tiny import network, perturbed
 
 

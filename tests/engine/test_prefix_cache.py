@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import monge
-from monge.core.model import NodeBlock
 from monge.engine import loop
 from monge.engine.batch import Batch, decode
-from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.prefix_cache import PrefixCache
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.networks.base import NodeBlock
+from monge.networks.hf_tree import HfTreeModel
+from monge.networks.prefix_cache import PrefixCache
+from monge.oracle.tabular import RandomTable, TabularModel
 from tests.engine.tiny import TREE_FAMILIES, VOCAB, network, perturbed
 
 TEXTS = st.lists(st.lists(st.integers(0, 1), max_size=8).map(tuple), max_size=20)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from monge.engine import process
-from monge.engine.clock import measured_by, now
-from monge.engine.process import release_openmp_pool, run_in_thread
+from monge.runtime import process
+from monge.runtime.clock import measured_by, now
+from monge.runtime.process import release_openmp_pool, run_in_thread
 
 
 def test_work_in_a_thread_of_its_own():

@@ -9,12 +9,13 @@ from torch import nn
 
 from monge.api import make_components
 from monge.core.errors import OptionError
-from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.core.sampling_rules import SamplingRules
 from monge.engine.batch import Batch, decode
 from monge.engine.decoder import Decoder
-from monge.engine.processors import fork
-from monge.testing.oracle import exact_law, law_error
-from monge.testing.tabular import RandomTable
+from monge.laws.from_logits import law_from_logits
+from monge.oracle.exact_law import exact_law, law_error
+from monge.oracle.tabular import RandomTable
+from monge.requests.processors import fork
 from tests.engine.laws import loop_law, plain_law, session
 from tests.exact.test_loop import ENUMERABLE, legal
 from tests.kit.tables import table

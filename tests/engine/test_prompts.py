@@ -11,17 +11,17 @@ from monge.api import built_in, make_components
 from monge.control.base import PromptReader
 from monge.control.fixed import Fixed
 from monge.control.latency import Latency
-from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.batch import Batch
 from monge.engine.components import Components
-from monge.engine.logprobs import LogprobOptions, TokenLogprob
-from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.opening import Prefill
 from monge.engine.session import Session
 from monge.loading.networks import as_sequence_model, load_network
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.networks.base import NodeBlock
+from monge.networks.hf_tree import HfTreeModel
+from monge.oracle.tabular import RandomTable, TabularModel
+from monge.requests.logprobs import LogprobOptions, TokenLogprob
 from tests.engine.laws import session
 from tests.engine.tiny import COMMON, STATEFUL, network, prompts, seeded
 

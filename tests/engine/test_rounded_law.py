@@ -13,10 +13,11 @@ import torch
 
 from monge.api import make_components
 from monge.backends.cpu.rounded_weights import round_weights
-from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.core.sampling_rules import SamplingRules
+from monge.laws.from_logits import law_from_logits
 from monge.loading.networks import as_sequence_model
-from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.oracle.exact_law import law_error
+from monge.oracle.tabular import RandomTable, TabularModel
 from tests.engine.compiling import require, shared_programs
 from tests.engine.laws import loop_law, plain_law
 from tests.engine.tiny import network

@@ -16,7 +16,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import monge
 from monge.core.errors import OptionError
-from monge.engine.models.hf_tree import HfTreeModel
+from monge.networks.hf_tree import HfTreeModel
 from tests.engine.tiny import PAD, VOCAB, network, padded, perturbed, prompts
 
 ROWS = prompts((9, 4, 7, 11), seed=7)

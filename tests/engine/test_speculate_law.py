@@ -14,10 +14,11 @@ from scipy import stats
 
 import monge
 from monge.api import make_components
-from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.core.sampling_rules import SamplingRules
+from monge.laws.from_logits import law_from_logits
 from monge.loading.networks import as_sequence_model
+from monge.oracle.exact_law import law_error
 from monge.plugins.transformers_processors import draft_rules, row_processors
-from monge.testing.oracle import law_error
 from tests.engine.laws import loop_law, plain_law
 from tests.engine.tiny import network, perturbed
 

@@ -19,7 +19,7 @@ from transformers import (
 
 import monge
 from monge.core.errors import ContextLengthError, MongeError, OptionError
-from monge.engine.models.network_facts import cache_keyword
+from monge.networks.network_facts import cache_keyword
 from tests.engine.tiny import network, padded, perturbed, prompts
 
 ROWS = prompts((6, 4), seed=8)

@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 
-from monge.core.model import NodeBlock
-from monge.engine.models.hf_tree import HfTreeModel
+from monge.networks.base import NodeBlock
+from monge.networks.hf_tree import HfTreeModel
 from tests.engine.tiny import FIRST_WORD, VOCAB, network, prompts
 
 TREE = NodeBlock((5, 6, 7, 8), (-1, 0, 0, 1))

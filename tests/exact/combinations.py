@@ -22,18 +22,19 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.law import Law
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal
-from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.core.tree import GrowingTree, TokenTree
+from monge.core.sampling_rules import SamplingRules
 from monge.draft.model import Model
 from monge.draft.tree.base import TreeBuilder, TreeLimits
 from monge.draft.tree.fixed_width import FixedWidth
 from monge.draft.tree.registry import TREES
-from monge.testing.oracle import exact_law, law_error
-from monge.testing.tabular import TabularModel
+from monge.laws.draws import Draws
+from monge.laws.from_logits import law_from_logits
+from monge.laws.law import Law
+from monge.laws.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal
+from monge.laws.tree import GrowingTree, TokenTree
+from monge.oracle.exact_law import exact_law, law_error
+from monge.oracle.tabular import TabularModel
 from monge.verify.base import Rule, as_verifier, why_no_exactness
 from monge.verify.layer import FLOW_RULES
 from monge.verify.registry import VERIFIERS

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from monge.cli.listing import PROPOSALS, legality
-from monge.core.proposal import SharedClocks
 from monge.core.registry import Registry
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
+from monge.laws.proposal import SharedClocks
 from monge.verify.layer import FLOW_RULES
 from monge.verify.registry import VERIFIERS
 from tests.exact.combinations import (

@@ -11,9 +11,14 @@ import pytest
 
 from monge.api import make_components
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws
-from monge.core.law import Law
-from monge.core.proposal import (
+from monge.defaults import default_rule
+from monge.draft.tree.base import TreeBuilder
+from monge.draft.tree.children import CHILDREN
+from monge.draft.tree.registry import TREES
+from monge.engine.decoder import Decoder
+from monge.laws.draws import Draws
+from monge.laws.law import Law
+from monge.laws.proposal import (
     Arbitrary,
     Deterministic,
     Iid,
@@ -22,14 +27,9 @@ from monge.core.proposal import (
     Proposal,
     WithoutReplacement,
 )
-from monge.core.tree import GrowingTree, TokenTree
-from monge.defaults import default_rule
-from monge.draft.tree.base import TreeBuilder
-from monge.draft.tree.children import CHILDREN
-from monge.draft.tree.registry import TREES
-from monge.engine.decoder import Decoder
-from monge.testing.oracle import exact_law, law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.tree import GrowingTree, TokenTree
+from monge.oracle.exact_law import exact_law, law_error
+from monge.oracle.tabular import RandomTable, TabularModel
 from monge.verify.base import Rule, as_verifier, why_no_exactness
 from monge.verify.gumbel import Gumbel
 from monge.verify.registry import VERIFIERS

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from monge.api import make_components
-from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
-from monge.core.law import tempered
-from monge.core.proposal import Independent, Mixed
 from monge.draft.tree.children import way_of_drawing
-from monge.testing.decoding import Case
-from monge.testing.tabular import Style, TabularModel
+from monge.laws.draws import TapeDraws
+from monge.laws.law import tempered
+from monge.laws.proposal import Independent, Mixed
+from monge.oracle.decoding import Case
+from monge.oracle.tabular import Style, TabularModel
 from tests.kit.strategies import dense_law
 from tests.kit.tables import loop_error, table
 

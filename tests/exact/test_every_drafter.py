@@ -13,9 +13,9 @@ from monge.draft.registry import DRAFTERS
 from monge.draft.shape import Shape
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.oracle.decoding import Case, output_law, target_law
+from monge.oracle.exact_law import law_error
+from monge.oracle.tabular import RandomTable, TabularModel
 from tests.draft.test_cross_tokenizer import foreign
 from tests.heads.toy import random_head
 

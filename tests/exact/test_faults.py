@@ -14,9 +14,7 @@ import pytest
 
 from monge.api import make_components
 from monge.control.fixed import Fixed
-from monge.core.draws import Draws, num_drawn
 from monge.core.errors import DrafterError
-from monge.core.model import NodeBlock
 from monge.draft.model import Model
 from monge.draft.shape import Shape
 from monge.draft.tree.registry import TREES
@@ -24,9 +22,11 @@ from monge.engine.batch import Batch
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.session import Request, Session
-from monge.testing.decoding import Case, target_law
-from monge.testing.oracle import exact_law
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.draws import Draws, num_drawn
+from monge.networks.base import NodeBlock
+from monge.oracle.decoding import Case, target_law
+from monge.oracle.exact_law import exact_law
+from monge.oracle.tabular import RandomTable, TabularModel
 from monge.verify.base import as_verifier
 from monge.verify.registry import VERIFIERS
 from tests.heads.toy import random_head

@@ -11,14 +11,15 @@ from monge.api import make_components
 from monge.core.context import Context
 from monge.core.errors import GrammarError, NonFiniteLogitsError
 from monge.core.grammar import Grammar
-from monge.core.sampling_rules import SamplingRules, law_from_logits, probs_from_logits, rule_rows
-from monge.core.tree import fixed_chain
+from monge.core.sampling_rules import SamplingRules
 from monge.engine import drafting
-from monge.engine.grammar import FORCED, GrammarCompiler, GrammarState
-from monge.engine.sampling import NodeLaws
-from monge.engine.tree_mask import TreeMask
-from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.from_logits import law_from_logits, probs_from_logits, rule_rows
+from monge.laws.tree import fixed_chain
+from monge.oracle.exact_law import law_error
+from monge.oracle.tabular import RandomTable, TabularModel
+from monge.requests.grammar import FORCED, GrammarCompiler, GrammarState
+from monge.requests.grammar_masks import TreeMask
+from monge.requests.sampling import NodeLaws
 from tests.draft.test_cross_tokenizer import byte_level
 from tests.engine.laws import loop_law
 

@@ -7,14 +7,14 @@ from itertools import product
 import pytest
 
 from monge.api import make_components
-from monge.core.draws import Draws
 from monge.engine.batch import Batch
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.session import Session
-from monge.testing.decoding import Case, Text, target_law
-from monge.testing.oracle import exact_law, law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.draws import Draws
+from monge.oracle.decoding import Case, Text, target_law
+from monge.oracle.exact_law import exact_law, law_error
+from monge.oracle.tabular import RandomTable, TabularModel
 from tests.kit.known_bad import NotedDraws, SameUniforms, TrustsDrafts
 
 VOCAB = 3

@@ -16,9 +16,9 @@ from monge.core.errors import MongeError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
-from monge.testing.decoding import Case, target_law
-from monge.testing.oracle import law_error
-from monge.testing.tabular import Style, TabularModel
+from monge.oracle.decoding import Case, target_law
+from monge.oracle.exact_law import law_error
+from monge.oracle.tabular import Style, TabularModel
 from monge.verify.base import why_no_exactness
 from monge.verify.registry import VERIFIERS
 from tests.engine.laws import loop_law

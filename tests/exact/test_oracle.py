@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from monge.testing.oracle import OracleError, exact_law, law_error
+from monge.oracle.exact_law import OracleError, exact_law, law_error
 from tests.kit.strategies import dense_law
 
 

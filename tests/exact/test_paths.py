@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from monge.api import make_components
 from monge.core.context import DraftPlan
-from monge.core.draws import SeededDraws, TapeDraws
 from monge.core.errors import OptionError
-from monge.core.proposal import Iid, PathDraws
-from monge.core.tree import GrowingTree
 from monge.draft.tree.paths import Paths
-from monge.testing.decoding import Case
-from monge.testing.tabular import TabularModel
+from monge.laws.draws import SeededDraws, TapeDraws
+from monge.laws.proposal import Iid, PathDraws
+from monge.laws.tree import GrowingTree
+from monge.oracle.decoding import Case
+from monge.oracle.tabular import TabularModel
 from tests.kit.strategies import dense_law
 from tests.kit.tables import loop_error, table
 

@@ -3,13 +3,13 @@
 import pytest
 
 from monge.api import make_components
-from monge.engine import prefix_cache
 from monge.engine.batch import Batch, decode
-from monge.engine.models.cross_tokenizer import ResizedVocabulary
-from monge.engine.prefix_cache import PrefixCache
-from monge.testing.decoding import Case, target_law
-from monge.testing.oracle import exact_law, law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.networks import prefix_cache
+from monge.networks.cross_tokenizer import ResizedVocabulary
+from monge.networks.prefix_cache import PrefixCache
+from monge.oracle.decoding import Case, target_law
+from monge.oracle.exact_law import exact_law, law_error
+from monge.oracle.tabular import RandomTable, TabularModel
 from tests.engine.laws import session
 from tests.exact.test_every_drafter import MADE, VOCAB, target
 

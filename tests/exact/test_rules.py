@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from monge.core.law import DenseLaw, Law
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
-from monge.testing.oracle import exact_law, law_error
+from monge.laws.law import DenseLaw, Law
+from monge.laws.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.oracle.exact_law import exact_law, law_error
 from monge.verify.base import NodeRule, why_no_exactness
 from monge.verify.registry import VERIFIERS
 from tests.kit.strategies import dense_law, weight_pairs

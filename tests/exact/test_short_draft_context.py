@@ -15,9 +15,9 @@ from monge.engine.batch import decode
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.opening import Prefill
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.oracle.decoding import Case, output_law, target_law
+from monge.oracle.exact_law import law_error
+from monge.oracle.tabular import RandomTable, TabularModel
 from tests.draft.test_cross_tokenizer import foreign
 
 VOCAB, LONG_MATCHES = 3, "pool('ngram(2)', 'model', min_nodes=2)"

@@ -7,8 +7,8 @@ import pytest
 from monge.api import make_components
 from monge.core.errors import MongeError
 from monge.core.sampling_rules import SamplingRules
-from monge.testing.decoding import Case
-from monge.testing.tabular import TabularModel
+from monge.oracle.decoding import Case
+from monge.oracle.tabular import TabularModel
 from tests.kit.known_bad import KNOWN_BAD_TREES
 from tests.kit.tables import loop_error, table
 

@@ -11,17 +11,18 @@ import torch
 
 from monge.api import make_components
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws, RequestDraws
-from monge.core.law import Law
-from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.core.tree import TokenTree
+from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import Verdict
 from monge.draft.model import Model
 from monge.draft.tree.registry import TREES
 from monge.engine.batch import Batch
 from monge.engine.session import Request, Session
-from monge.testing.oracle import exact_law, law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.draws import Draws, RequestDraws
+from monge.laws.from_logits import law_from_logits
+from monge.laws.law import Law
+from monge.laws.tree import TokenTree
+from monge.oracle.exact_law import exact_law, law_error
+from monge.oracle.tabular import RandomTable, TabularModel
 from monge.verify.base import Verifier, as_verifier, why_no_exactness
 from monge.verify.multipath_block import MultipathBlock
 from monge.verify.problem import ScoredTree

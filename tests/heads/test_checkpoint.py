@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from monge.core.errors import ModelLoadError, OptionError
 from monge.heads.shape.checkpoint import CONFIG, WEIGHTS, load_head, save_head
 from monge.heads.shape.head import TargetSizes, make_predictor
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.oracle.tabular import RandomTable, TabularModel
 from tests.heads.toy import random_head
 
 VOCAB = 4

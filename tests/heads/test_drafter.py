@@ -7,18 +7,19 @@ import torch
 
 from monge.api import make_components
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
-from monge.core.proposal import Deterministic, Iid
-from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.core.tree import TokenTree
+from monge.core.sampling_rules import SamplingRules
 from monge.draft.shape import Shape
 from monge.draft.tree.base import ByRequest
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.draws import TapeDraws
+from monge.laws.from_logits import law_from_logits
+from monge.laws.proposal import Deterministic, Iid
+from monge.laws.tree import TokenTree
+from monge.oracle.decoding import Case, output_law, target_law
+from monge.oracle.exact_law import law_error
+from monge.oracle.tabular import RandomTable, TabularModel
 from tests.heads.toy import random_head
 from tests.kit.laws import total_variation
 

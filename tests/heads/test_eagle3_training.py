@@ -10,10 +10,10 @@ import monge
 from monge.backends.cpu.packed_linear import PackedLinear, pack_linears
 from monge.backends.registry import Backend
 from monge.core.errors import OptionError, UnsupportedModelError
-from monge.core.model import NodeBlock
-from monge.engine.models.head_model import CachedHead
-from monge.engine.models.hf_tree import HfTreeModel
 from monge.heads.readers.registry import load_head
+from monge.networks.base import NodeBlock
+from monge.networks.head_model import CachedHead
+from monge.networks.hf_tree import HfTreeModel
 from monge.training import own_text
 from monge.training.eagle3 import (
     Eagle3Trainee,

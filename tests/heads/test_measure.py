@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.model import FeatureModel, NodeBlock
-from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.core.sampling_rules import SamplingRules
 from monge.draft.shape import Shape
 from monge.draft.tree.fixed_width import Chain
-from monge.testing.oracle import exact_law
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.draws import Draws
+from monge.laws.from_logits import law_from_logits
+from monge.networks.base import FeatureModel, NodeBlock
+from monge.oracle.exact_law import exact_law
+from monge.oracle.tabular import RandomTable, TabularModel
 from monge.training.calibrate import measure
 from monge.training.texts import Ends, all_windows, num_windows
 from monge.verify.base import as_verifier

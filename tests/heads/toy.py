@@ -3,7 +3,7 @@
 import torch
 
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.oracle.tabular import RandomTable, TabularModel
 from monge.training.texts import Ends, Texts, read_texts
 
 

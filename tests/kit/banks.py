@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from monge.core.draws import Draws
-from monge.core.law import DenseLaw, Law
-from monge.core.proposal import Iid, Proposal
-from monge.testing.tabular import RandomTable
+from monge.laws.draws import Draws
+from monge.laws.law import DenseLaw, Law
+from monge.laws.proposal import Iid, Proposal
+from monge.oracle.tabular import RandomTable
 from monge.verify.base import NodeRule
 
 

@@ -14,12 +14,12 @@ from typing import Final
 import torch
 
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws
-from monge.core.law import Law, LawSequence, SparseLaw, residual
-from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
-from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import Verdict
 from monge.draft.tree.base import TreeBuilder, TreeLimits
+from monge.laws.draws import Draws
+from monge.laws.law import Law, LawSequence, SparseLaw, residual
+from monge.laws.proposal import Deterministic, Iid, Proposal, WithoutReplacement
+from monge.laws.tree import GrowingTree, TokenTree
 from monge.verify.base import NodeRule, Verifier, Walk
 from monge.verify.block import Block
 from monge.verify.rrs import Rrs

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from monge.core.draws import Draws
-from monge.core.law import Law, SparseLaw, residual, tempered
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.laws.draws import Draws
+from monge.laws.law import Law, SparseLaw, residual, tempered
+from monge.laws.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.transport.canonical import PairSelection, truncated_program
 from monge.verify.base import NodeRule
 from monge.verify.greedy import Greedy

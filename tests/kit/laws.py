@@ -1,6 +1,6 @@
 """Distances of laws."""
 
-from monge.core.law import Law
+from monge.laws.law import Law
 
 
 def total_variation(p: Law, q: Law) -> float:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from monge.core.law import DenseLaw
+from monge.laws.law import DenseLaw
 
 
 def weight_lists(vocab_size: int) -> SearchStrategy[Any]:

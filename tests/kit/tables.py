@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 from monge.api import make_components
 from monge.engine.decoder import Decoder
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, Style, TabularModel
+from monge.oracle.decoding import Case, output_law, target_law
+from monge.oracle.exact_law import law_error
+from monge.oracle.tabular import RandomTable, Style, TabularModel
 
 
 def table(

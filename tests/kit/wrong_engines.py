@@ -12,9 +12,9 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from monge.core.draws import Draws, SeededDraws
 from monge.core.sampling_rules import SamplingRules
-from monge.testing.tabular import LawTable, RandomTable
+from monge.laws.draws import Draws, SeededDraws
+from monge.oracle.tabular import LawTable, RandomTable
 
 VOCAB: Final = 13
 END: Final = 0

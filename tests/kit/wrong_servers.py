@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 from transformers import AddedToken
 
-from monge.core.draws import SeededDraws
 from monge.core.sampling_rules import SamplingRules
+from monge.laws.draws import SeededDraws
 from tests.kit.wrong_engines import (
     END,
     TARGET,

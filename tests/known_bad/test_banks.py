@@ -3,16 +3,16 @@
 import pytest
 
 from monge.core.errors import LawError
-from monge.core.law import DenseLaw
-from monge.core.proposal import (
+from monge.draft.tree.children import way_of_drawing
+from monge.laws.law import DenseLaw
+from monge.laws.proposal import (
     Deterministic,
     Iid,
     PathDraws,
     Proposal,
     WithoutReplacement,
 )
-from monge.draft.tree.children import way_of_drawing
-from monge.testing.oracle import exact_law
+from monge.oracle.exact_law import exact_law
 from monge.transport.closed_forms import k_seq_constants
 from monge.verify.base import NodeRule, Verifier
 from monge.verify.block import Block

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from monge.api import make_components
-from monge.core.proposal import WithoutReplacement
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.proposal import WithoutReplacement
+from monge.oracle.decoding import Case, output_law, target_law
+from monge.oracle.exact_law import law_error
+from monge.oracle.tabular import RandomTable, TabularModel
 from monge.verify.base import Verifier
 from tests.kit.known_bad import KNOWN_BAD_LEVELS, KNOWN_BAD_RULES, KNOWN_BAD_TREES
 

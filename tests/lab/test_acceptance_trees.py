@@ -10,12 +10,12 @@ from lab.acceptance.expected_tokens import expected_tokens
 from lab.acceptance.tree_tables import table_of
 from lab.acceptance.tree_values import bound, expected_accepted, random_tree, tree_report
 from monge.core.context import Context, DraftPlan
-from monge.core.law import DenseLaw, one_hot
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.model import Model
 from monge.draft.tree.registry import TREES
-from monge.testing.oracle import exact_law
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.law import DenseLaw, one_hot
+from monge.oracle.exact_law import exact_law
+from monge.oracle.tabular import RandomTable, TabularModel
 from monge.transport.bounds import layer_bound
 from monge.transport.linear_program import solve_tree
 from monge.verify.base import as_verifier

@@ -16,8 +16,8 @@ from lab.grow.network import Shape, grown, shape_for, write_grown
 from monge.api import built_in, load
 from monge.backends.cpu.gguf_blocks import BLOCK_TYPES
 from monge.core.errors import OptionError, UnsupportedModelError
-from monge.engine.chat_format import chat_format
 from monge.loading.networks import load_network, load_tokenizer
+from monge.requests.chat_format import chat_format
 from tests.engine.tiny import network, prompts
 
 gguf = pytest.importorskip("gguf")

@@ -4,9 +4,9 @@ import pytest
 
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
+from monge.oracle.tabular import RandomTable, TabularModel
 from monge.page.files import page_of
 from monge.page.trace import document, rounds_of
-from monge.testing.tabular import RandomTable, TabularModel
 from tests.page.browser import browser, needs_chromium
 from tests.serve.served import ALPHABET, Letters, live, slow_decoder, toy_app, toy_decoder
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from monge.api import make_components
-from monge.core.proposal import Arbitrary, Deterministic, Independent, Mixed
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder, piece_of
+from monge.laws.proposal import Arbitrary, Deterministic, Independent, Mixed
+from monge.oracle.tabular import RandomTable, TabularModel
 from monge.page.files import page_of
 from monge.page.trace import ORIGINS, document, origins_of, rounds_of
-from monge.testing.tabular import RandomTable, TabularModel
 from monge.verify.base import Verifier, as_verifier
 from tests.exact.test_every_drafter import MADE
 from tests.serve.served import toy_decoder

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.core.model import NodeBlock
-from monge.engine.models.forward_program import Forward, NetworkForward
-from monge.engine.models.hf_tree import HfTreeModel
+from monge.networks.base import NodeBlock
+from monge.networks.forward_program import Forward, NetworkForward
+from monge.networks.hf_tree import HfTreeModel
 
 Text = tuple[int, ...]
 

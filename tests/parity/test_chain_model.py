@@ -11,10 +11,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from monge.api import make_components
-from monge.core.model import NodeBlock
 from monge.engine.decoder import Decoder
-from monge.engine.models.hf_chain import CacheSnapshot, HfChainModel
-from monge.engine.models.hf_tree import HfTreeModel
+from monge.networks.base import NodeBlock
+from monge.networks.hf_chain import CacheSnapshot, HfChainModel
+from monge.networks.hf_tree import HfTreeModel
 from tests.engine.tiny import COMMON, STATEFUL, network, perturbed, prompts, seeded
 from tests.parity.comparing import assert_same_tokens, fresh_logits, plain_greedy
 
@@ -45,15 +45,15 @@ def test_windowed_layers_take_tokens_back(name):
 @pytest.mark.parametrize("lengths", [(1,), (1, 5), (30, 1, 9, 24)])
 @pytest.mark.parametrize("cls", [HfTreeModel, HfChainModel])
 def test_prompts_of_any_length_are_read_in_parts(monkeypatch, cls, lengths):
-    monkeypatch.setattr("monge.engine.models.hf_tree._PREFILL", 8)
-    monkeypatch.setattr("monge.engine.models.hf_chain._PREFILL", 8)
+    monkeypatch.setattr("monge.networks.hf_tree._PREFILL", 8)
+    monkeypatch.setattr("monge.networks.hf_chain._PREFILL", 8)
     check_last_logits(cls(network("mistral_window")), network("mistral_window"), lengths)
 
 
 @pytest.mark.filterwarnings("ignore")  # hints to install faster kernels
 @pytest.mark.parametrize("name", STATEFUL)
 def test_recurrent_state_survives_a_long_prompt(monkeypatch, name):
-    monkeypatch.setattr("monge.engine.models.hf_chain._PREFILL", 4)
+    monkeypatch.setattr("monge.networks.hf_chain._PREFILL", 4)
     target = stateful(name)
     check_last_logits(HfChainModel(target), target, (11, 1, 6))
 
@@ -62,7 +62,7 @@ def test_recurrent_state_survives_a_long_prompt(monkeypatch, name):
 @pytest.mark.parametrize("most_unread", [0, 3, 16])
 def test_recurrent_state_returns_to_the_committed_text(monkeypatch, most_unread):
     """Rounds of chains, of which any number of nodes is accepted, in several texts."""
-    monkeypatch.setattr("monge.engine.models.hf_chain._MOST_UNREAD", most_unread)
+    monkeypatch.setattr("monge.networks.hf_chain._MOST_UNREAD", most_unread)
     target = stateful("qwen3_next")
     check_rounds(HfChainModel(target), target)
 

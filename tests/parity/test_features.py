@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from monge.core.errors import MongeError, OptionError
-from monge.core.model import FeatureModel, NodeBlock
-from monge.engine.models.hf_tree import HfTreeModel
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.networks.base import FeatureModel, NodeBlock
+from monge.networks.hf_tree import HfTreeModel
+from monge.oracle.tabular import RandomTable, TabularModel
 from tests.engine.tiny import TREE_FAMILIES, network, prompts
 
 LARGEST_DIFFERENCE = 5e-5

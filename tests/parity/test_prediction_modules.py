@@ -14,10 +14,10 @@ from transformers.modeling_layers import MtpModel
 
 from monge.draft.head_run import Pairs, TargetEnds
 from monge.draft.published_heads import run_of
-from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.network_facts import cache_keyword
 from monge.heads.readers.base import ChainHead
 from monge.heads.readers.registry import load_head
+from monge.networks.hf_tree import HfTreeModel
+from monge.networks.network_facts import cache_keyword
 from tests.engine.tiny import FAMILIES, Family, network, prompts, seeded
 
 LARGEST_DIFFERENCE = 2e-5

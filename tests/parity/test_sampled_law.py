@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from monge.api import make_components
-from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.core.sampling_rules import SamplingRules
+from monge.laws.from_logits import law_from_logits
 from monge.loading.networks import as_sequence_model
-from monge.testing.oracle import law_error
+from monge.oracle.exact_law import law_error
 from tests.engine import laws
 from tests.engine.tiny import CHAIN_FAMILIES, TREE_FAMILIES, network, perturbed, prompts
 

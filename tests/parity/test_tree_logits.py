@@ -62,14 +62,14 @@ def test_compiled_flex_attention():
 
 
 def test_a_wrong_mask_is_seen(monkeypatch):
-    monkeypatch.setattr("monge.engine.models.masks.UncommittedNodes.visible", _sees_everything)
+    monkeypatch.setattr("monge.networks.attention_masks.UncommittedNodes.visible", _sees_everything)
     with pytest.raises(AssertionError):
         check(network("llama"))
 
 
 @pytest.mark.parametrize("name", ["mistral_window", "gemma3"])
 def test_a_missing_window_is_seen(monkeypatch, name):
-    monkeypatch.setattr("monge.engine.models.masks.within_window", lambda visible, *_: visible)
+    monkeypatch.setattr("monge.networks.attention_masks.within_window", lambda visible, *_: visible)
     with pytest.raises(AssertionError):
         check(network(name))
 

@@ -13,7 +13,7 @@ from transformers import (
 import monge
 from monge.api import built_in
 from monge.core.errors import OptionError, UnsupportedModelError
-from monge.engine.models.hf_tree import HfTreeModel
+from monge.networks.hf_tree import HfTreeModel
 from tests.engine.tiny import VOCAB, padded, perturbed, prompts
 from tests.engine.vision_language import CHAINS, IMAGE_TOKEN, TREES, made
 from tests.parity.comparing import RandomGrowth, assert_same_tokens, plain_greedy

@@ -20,8 +20,8 @@ import monge
 from monge.backends.cpu.compiled import CompiledForward
 from monge.backends.cpu.program_cache import code_key, network_facts
 from monge.core.errors import BackendError, OptionError
-from monge.engine.models import background_compiler
-from monge.engine.models.forward_program import SourceWeights
+from monge.networks import background_compiler
+from monge.networks.forward_program import SourceWeights
 from monge.plugins import transformers_generate, transformers_programs
 from monge.plugins.transformers_programs import CompiledComponents, _Gain, why_no_compiled_call
 from tests.engine.compiling import require, shared_programs

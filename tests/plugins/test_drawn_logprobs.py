@@ -149,9 +149,9 @@ def test_texts_are_the_same_without_them_and_nothing_is_kept_then(monkeypatch):
     model = model_with("model")
     settings = SHORT | LAWS["all"] | {"seed": 5}
     output = model.generate(**ROWS, **settings)
-    monkeypatch.setattr("monge.engine.logprobs.along", None)  # which nobody may need
+    monkeypatch.setattr("monge.requests.logprobs.along", None)  # which nobody may need
     monkeypatch.setattr("monge.engine.session.along", None)
-    monkeypatch.setattr("monge.engine.sampling.NodeLaws.kept_mass", None)
+    monkeypatch.setattr("monge.requests.sampling.NodeLaws.kept_mass", None)
     plain = model.generate(**ROWS, **settings | {"output_logprobs": False})
     assert torch.equal(output.sequences, plain.sequences)
     assert not hasattr(plain, "raw_logprobs")

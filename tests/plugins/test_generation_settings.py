@@ -15,9 +15,9 @@ from transformers import (
 
 import monge
 from monge.core.errors import OptionError
-from monge.engine.processors import has_state
 from monge.plugins import transformers_refusals
 from monge.plugins.transformers_processors import row_processors
+from monge.requests.processors import has_state
 from tests.engine.tiny import EOS, network, padded, perturbed, prompts
 
 ROWS = prompts((6, 4), seed=8)

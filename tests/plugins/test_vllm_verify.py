@@ -8,8 +8,9 @@ import torch
 from scipy import stats
 
 from monge.backends.cpu.law_masses import load_law_masses
-from monge.core import lazy_laws
-from monge.core.law import DenseLaw
+from monge.laws import lazy_laws
+from monge.laws.law import DenseLaw
+from monge.oracle.exact_law import ExactRows, exact_law, law_error
 from monge.plugins.vllm import verify
 from monge.plugins.vllm.grammar import mend
 from monge.plugins.vllm.settings import settings_of
@@ -22,7 +23,6 @@ from monge.plugins.vllm.verify import (
     expand_batch_to_tokens,
     rejection_sample,
 )
-from monge.testing.oracle import ExactRows, exact_law, law_error
 from monge.verify.functional import probs_from_logits
 from tests.engine import pretend
 from tests.engine.laws import plain_law

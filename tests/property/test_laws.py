@@ -15,8 +15,9 @@ from transformers import (
 )
 
 from monge.core.errors import LawError, NonFiniteLogitsError, OptionError
-from monge.core.law import MASS_TOLERANCE, DenseLaw, SparseLaw, one_hot, residual
-from monge.core.sampling_rules import SamplingRules, law_from_logits, laws_from_logits
+from monge.core.sampling_rules import SamplingRules
+from monge.laws.from_logits import law_from_logits, laws_from_logits
+from monge.laws.law import MASS_TOLERANCE, DenseLaw, SparseLaw, one_hot, residual
 from tests.kit.laws import total_variation
 from tests.kit.strategies import dense_law, weight_pairs
 

@@ -11,20 +11,15 @@ from hypothesis import strategies as st
 
 from lab.acceptance.given_candidates import OptimalGivenCandidates
 from monge.backends.cpu.law_masses import load_law_masses
-from monge.core import lazy_laws
-from monge.core.draws import TapeDraws
 from monge.core.errors import LawError
-from monge.core.law import DenseLaw, Law, SparseLaw, renamed
-from monge.core.lazy_laws import Excess, LazyLaw
-from monge.core.proposal import Iid
-from monge.core.sampling_rules import (
-    SamplingRules,
-    law_from_logits,
-    laws_from_logits,
-    probs_from_logits,
-    rule_rows,
-)
+from monge.core.sampling_rules import SamplingRules
 from monge.draft.tree.children import way_of_drawing
+from monge.laws import lazy_laws
+from monge.laws.draws import TapeDraws
+from monge.laws.from_logits import law_from_logits, laws_from_logits, probs_from_logits, rule_rows
+from monge.laws.law import DenseLaw, Law, SparseLaw, renamed
+from monge.laws.lazy_laws import Excess, LazyLaw
+from monge.laws.proposal import Iid
 from monge.verify import functional
 from monge.verify.base import as_verifier
 from monge.verify.block import Block

@@ -6,13 +6,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from monge.core.sampling_rules import (
-    SamplingRules,
-    law_from_logits,
-    probs_from_logits,
-    rule_rows,
-)
-from monge.core.top_p import most_probable_ids
+from monge.core.sampling_rules import SamplingRules
+from monge.laws.from_logits import law_from_logits, probs_from_logits, rule_rows
+from monge.laws.top_p import most_probable_ids
 from monge.verify import functional
 
 SIZES = (1, 2, 7, 600, 3000)

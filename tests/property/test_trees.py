@@ -5,10 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monge.core.draws import SeededDraws, TapeDraws
 from monge.core.errors import LawError, MongeError, OptionError
-from monge.core.model import NodeBlock
-from monge.core.proposal import (
+from monge.laws.draws import SeededDraws, TapeDraws
+from monge.laws.proposal import (
     Arbitrary,
     Deterministic,
     Iid,
@@ -17,9 +16,10 @@ from monge.core.proposal import (
     PathDraws,
     WithoutReplacement,
 )
-from monge.core.tree import GrowingTree, depths_of, fixed_chain, root_only
-from monge.engine.models.masks import UncommittedNodes
-from monge.testing.oracle import exact_law
+from monge.laws.tree import GrowingTree, depths_of, fixed_chain, root_only
+from monge.networks.attention_masks import UncommittedNodes
+from monge.networks.base import NodeBlock
+from monge.oracle.exact_law import exact_law
 from tests.kit.strategies import dense_law
 
 PARENTS = st.integers(1, 9).flatmap(

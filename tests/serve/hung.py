@@ -2,7 +2,7 @@
 
 import threading
 
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.oracle.tabular import RandomTable, TabularModel
 from tests.serve.served import ALPHABET, toy_decoder
 
 

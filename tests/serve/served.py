@@ -11,13 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from monge.api import make_components
-from monge.engine.chat_format import InstructionFormat
 from monge.engine.decoder import Decoder
 from monge.options import ServeOptions
+from monge.oracle.tabular import RandomTable, TabularModel
+from monge.requests.chat_format import InstructionFormat
 from monge.serve.http.app import create_app
 from monge.serve.http.connections import ConnectionLimits
 from monge.serve.run import GracefulServer, listen, url_of
-from monge.testing.tabular import RandomTable, TabularModel
 
 ALPHABET = "\0abcdefghijklmnopqrstuvwxyz .:"
 CONTEXT = 400

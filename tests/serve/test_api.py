@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 
 from monge.api import make_components
 from monge.engine.decoder import Decoder
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.oracle.tabular import RandomTable, TabularModel
 from tests.serve.served import ALPHABET, CONTEXT, Letters, samples, toy_app, toy_decoder
 
 PROMPT = "once upon"

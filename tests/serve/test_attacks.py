@@ -20,7 +20,7 @@ from fastapi.responses import Response
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
-from monge.engine.chat_format import InstructionFormat
+from monge.requests.chat_format import InstructionFormat
 from monge.serve.api.bodies import checked
 from monge.serve.api.fields import MAX_MESSAGES
 from monge.serve.api.schemas import ChatRequest, CompletionRequest

@@ -5,8 +5,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 import monge
-from monge.engine.chat_format import TemplateFormat
 from monge.options import ServeOptions
+from monge.requests.chat_format import TemplateFormat
 from monge.serve.http.app import create_app
 from tests.serve.served import toy_app
 

@@ -10,9 +10,9 @@ from fastapi.testclient import TestClient
 
 from monge.api import built_in, load
 from monge.engine import opening
-from monge.engine.text import TokenTexts
 from monge.loading.networks import load_network
 from monge.options import ServeOptions
+from monge.requests.text import TokenTexts
 from monge.serve.api.answers import Answers
 from monge.serve.http.app import create_app
 

@@ -5,8 +5,8 @@ from fastapi.testclient import TestClient
 from tokenizers.processors import TemplateProcessing
 
 import monge
-from monge.engine.chat_format import TemplateFormat
 from monge.options import ServeOptions
+from monge.requests.chat_format import TemplateFormat
 from monge.serve.http.app import create_app
 
 IN_TURNS = """{{ bos_token }}{% if messages[0].role == "system" %}{{ raise_exception("no system") }}

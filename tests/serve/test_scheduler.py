@@ -10,11 +10,12 @@ import torch
 from fastapi.testclient import TestClient
 
 from monge.core.errors import ContextLengthError, OptionError
-from monge.core.model import NodeBlock
-from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.engine.logprobs import LogprobOptions
-from monge.engine.processors import Stateless
+from monge.core.sampling_rules import SamplingRules
+from monge.laws.from_logits import law_from_logits
+from monge.networks.base import NodeBlock
 from monge.options import ServeOptions
+from monge.requests.logprobs import LogprobOptions
+from monge.requests.processors import Stateless
 from monge.serve.api.request_parser import RequestParser
 from monge.serve.api.schemas import CompletionRequest
 from monge.serve.scheduling.generation import Generation, QueueFullError, SchedulerClosedError

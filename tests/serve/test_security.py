@@ -9,10 +9,10 @@ from fastapi.testclient import TestClient
 
 from monge.core.errors import OptionError
 from monge.options import ServeOptions
+from monge.oracle.tabular import RandomTable, TabularModel
 from monge.serve.http.middleware import BoundedBodies
 from monge.serve.run import listen
 from monge.serve.settings import checked_options, hosts_to_accept
-from monge.testing.tabular import RandomTable, TabularModel
 from tests.serve.served import ALPHABET, toy_app, toy_decoder
 
 MIB = 1 << 20

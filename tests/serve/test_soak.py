@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from monge.api import make_components
 from monge.engine.decoder import Decoder
-from monge.engine.models.hf_tree import HfTreeModel
+from monge.networks.hf_tree import HfTreeModel
 from monge.options import ServeOptions
 from monge.serve.scheduling import scheduler as room
 from monge.serve.scheduling.scheduler import Scheduler

@@ -13,8 +13,8 @@ from tokenizers import AddedToken
 
 import monge
 from monge.core.errors import GrammarError
-from monge.engine.chat_format import TemplateFormat
-from monge.engine.grammar import GrammarCompiler
+from monge.requests.chat_format import TemplateFormat
+from monge.requests.grammar import GrammarCompiler
 from monge.serve.api.call_reader import CallReader
 from monge.serve.api.conversations import Function
 from monge.serve.api.tools import CallFormat, ToolUse, call_format

@@ -12,10 +12,10 @@ from monge.api import make_components
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.decoder import Decoder
 from monge.engine.session import Request
+from monge.oracle.tabular import RandomTable, TabularModel
 from monge.serve.api.streaming import merged
 from monge.serve.scheduling.generation import Output
 from monge.serve.scheduling.scheduler import Scheduler
-from monge.testing.tabular import RandomTable, TabularModel
 
 VOCAB = 7
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from monge.core.errors import LawError, OptionError
-from monge.core.law import DenseLaw, SparseLaw, one_hot
-from monge.core.proposal import (
+from monge.laws.law import DenseLaw, SparseLaw, one_hot
+from monge.laws.proposal import (
     Arbitrary,
     Deterministic,
     Iid,

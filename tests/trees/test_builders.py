@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from monge.core.context import DraftPlan
-from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
-from monge.core.law import DenseLaw
-from monge.core.tree import GrowingTree, TokenTree
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.best_first import BestFirst, Eagle2
-from monge.testing.tabular import RandomTable
+from monge.laws.draws import TapeDraws
+from monge.laws.law import DenseLaw
+from monge.laws.tree import GrowingTree, TokenTree
+from monge.oracle.tabular import RandomTable
 
 VOCAB = 4
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from monge.core.law import Law
-from monge.core.proposal import Proposal
-from monge.testing.oracle import exact_law
+from monge.laws.law import Law
+from monge.laws.proposal import Proposal
+from monge.oracle.exact_law import exact_law
 from monge.verify.base import NodeRule
 from monge.verify.registry import VERIFIERS
 

@@ -5,10 +5,10 @@ The accepted masses are the averages of what is accepted, and fit into the targe
 
 import torch
 
-from monge.core.draws import Draws, TapeDraws
-from monge.core.law import Law, SparseLaw
-from monge.core.proposal import Proposal
-from monge.testing.oracle import exact_law, law_error
+from monge.laws.draws import Draws, TapeDraws
+from monge.laws.law import Law, SparseLaw
+from monge.laws.proposal import Proposal
+from monge.oracle.exact_law import exact_law, law_error
 from monge.verify.flow import FlowRule
 from monge.verify.problem import NodeProblem
 from tests.verify.acceptance import EXACT

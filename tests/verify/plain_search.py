@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from lab.acceptance import given_candidates
 from lab.acceptance.rearrangement import Rearrangement, bisect
-from monge.core.draws import Draws
+from monge.laws.draws import Draws
 
 Positions = Float64[np.ndarray, " n"]
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from monge.core.law import DenseLaw, Law, trusted_law
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
-from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.testing.oracle import ExactDraws
+from monge.laws.law import DenseLaw, Law, trusted_law
+from monge.laws.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.laws.tree import TokenTree
+from monge.oracle.exact_law import ExactDraws
 from monge.verify.base import Rule, as_verifier
 from monge.verify.block import Block
 from monge.verify.functional import (

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monge.core.errors import OptionError
-from monge.core.law import DenseLaw
-from monge.core.proposal import Deterministic, Iid, Independent, Proposal
-from monge.testing.oracle import exact_law, law_error
+from monge.laws.law import DenseLaw
+from monge.laws.proposal import Deterministic, Iid, Independent, Proposal
+from monge.oracle.exact_law import exact_law, law_error
 from monge.transport.candidates import CandidateLaw, TransportProblem
 from monge.transport.canonical import tournament
 from monge.verify.canonical import Canonical

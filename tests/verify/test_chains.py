@@ -6,16 +6,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monge.core.draws import SeededDraws
 from monge.core.errors import ProposalMismatchError
-from monge.core.law import DenseLaw
-from monge.core.proposal import Arbitrary, Deterministic, Iid
-from monge.testing.oracle import exact_law
+from monge.laws.draws import SeededDraws
+from monge.laws.law import DenseLaw
+from monge.laws.proposal import Arbitrary, Deterministic, Iid
+from monge.oracle.exact_law import exact_law
 from monge.transport.linear_program import solve_tree
 from monge.transport.random_tree import RandomTree
 from monge.verify.base import Verifier, Walk
 from monge.verify.block import Block
-from monge.verify.functional.masked import share
+from monge.verify.functional.where import share
 from monge.verify.single_draft import SingleDraft
 from tests.kit.strategies import weight_lists
 from tests.transport.reference_forms import block_acceptance

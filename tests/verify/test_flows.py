@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.acceptance.given_candidates import OptimalGivenCandidates
-from monge.core.draws import Draws, TapeDraws
-from monge.core.law import Law
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
-from monge.testing.oracle import exact_law, law_error
+from monge.laws.draws import Draws, TapeDraws
+from monge.laws.law import Law
+from monge.laws.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.oracle.exact_law import exact_law, law_error
 from monge.verify.base import why_no_exactness
 from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.problem import NodeProblem

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from monge.core.draws import TapeDraws
-from monge.core.law import trusted_law
-from monge.core.proposal import Deterministic, Iid, Mixed
-from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.core.tree import TokenTree
+from monge.core.sampling_rules import SamplingRules
+from monge.laws.draws import TapeDraws
+from monge.laws.from_logits import law_from_logits
+from monge.laws.law import trusted_law
+from monge.laws.proposal import Deterministic, Iid, Mixed
+from monge.laws.tree import TokenTree
 from monge.verify.base import as_verifier
 from monge.verify.functional import (
     DraftLaws,

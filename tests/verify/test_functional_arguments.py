@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from monge.core.errors import OptionError, ProposalMismatchError
-from monge.core.proposal import Iid
+from monge.laws.proposal import Iid
 from monge.verify.functional import (
     DraftLaws,
     block,

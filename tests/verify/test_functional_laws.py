@@ -6,13 +6,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from monge.core.draws import Draws
-from monge.core.law import DenseLaw, LawSequence, SparseLaw
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
-from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.draft.tree.children import way_of_drawing
-from monge.testing.oracle import ExactRows
+from monge.laws.draws import Draws
+from monge.laws.law import DenseLaw, LawSequence, SparseLaw
+from monge.laws.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.laws.tree import TokenTree
+from monge.oracle.exact_law import ExactRows
 from monge.verify.base import Rule, Verifier
 from monge.verify.functional import (
     DraftLaws,
@@ -26,7 +26,7 @@ from monge.verify.functional import (
     speculative_sampling,
     traversal,
 )
-from monge.verify.functional.masked import RowLaws
+from monge.verify.functional.where import RowLaws
 from monge.verify.layer import Layer
 from monge.verify.optimal import Optimal
 from monge.verify.problem import verdict_at

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from monge.api import make_components
-from monge.core.clocks import first_token, num_clocks
-from monge.core.draws import RequestDraws, TapeDraws, keyed_clocks
 from monge.core.errors import MongeError, OptionError
-from monge.core.law import DenseLaw
-from monge.core.proposal import SharedClocks
-from monge.core.tree import GrowingTree
 from monge.engine.decoder import Decoder
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.clocks import first_token, num_clocks
+from monge.laws.draws import RequestDraws, TapeDraws, keyed_clocks
+from monge.laws.law import DenseLaw
+from monge.laws.proposal import SharedClocks
+from monge.laws.tree import GrowingTree
+from monge.oracle.tabular import RandomTable, TabularModel
 from monge.transport.closed_forms import match_probability
 from monge.verify.gumbel import Gumbel
 

@@ -7,9 +7,10 @@ from functools import cache
 import pytest
 import torch
 
-from monge.core.draws import Draws, SeededDraws, TapeDraws
 from monge.core.errors import NonFiniteLogitsError, OptionError, ProposalMismatchError
-from monge.core.proposal import (
+from monge.draft.tree.children import way_of_drawing
+from monge.laws.draws import Draws, SeededDraws, TapeDraws
+from monge.laws.proposal import (
     Arbitrary,
     Deterministic,
     Iid,
@@ -17,8 +18,7 @@ from monge.core.proposal import (
     WithoutReplacement,
     entry_for,
 )
-from monge.draft.tree.children import way_of_drawing
-from monge.testing.oracle import exact_law
+from monge.oracle.exact_law import exact_law
 from monge.transport.candidates import CandidateLaw
 from monge.transport.linear_program import solve_tree
 from monge.transport.random_tree import RandomTree

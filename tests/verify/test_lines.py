@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.acceptance.rearrangement import Rearrangement
-from monge.core.draws import TapeDraws
-from monge.core.law import SparseLaw
-from monge.core.proposal import Iid, Mixed
+from monge.laws.draws import TapeDraws
+from monge.laws.law import SparseLaw
+from monge.laws.proposal import Iid, Mixed
 from monge.verify import optimal
 from monge.verify.functional.lines import SMALLEST_MASS, Lines, Scores
 from monge.verify.node_line import NodeLine, chances, decide

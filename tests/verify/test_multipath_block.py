@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import ProposalMismatchError
-from monge.core.proposal import (
+from monge.laws.draws import Draws, TapeDraws
+from monge.laws.proposal import (
     Arbitrary,
     Deterministic,
     Iid,
@@ -18,8 +18,8 @@ from monge.core.proposal import (
     Proposal,
     WithoutReplacement,
 )
-from monge.core.tree import GrowingTree, TokenTree
-from monge.testing.oracle import exact_law, law_error
+from monge.laws.tree import GrowingTree, TokenTree
+from monge.oracle.exact_law import exact_law, law_error
 from monge.transport import bounds
 from monge.transport.linear_program import solve_tree
 from monge.transport.random_tree import RandomTree

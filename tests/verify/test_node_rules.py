@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings
 
-from monge.core.proposal import Deterministic, Iid, Mixed
 from monge.draft.tree.children import way_of_drawing
+from monge.laws.proposal import Deterministic, Iid, Mixed
 from monge.transport import bounds, closed_forms
 from monge.transport.candidates import TransportProblem
 from monge.transport.linear_program import solve

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from lab.acceptance.given_candidates import OptimalGivenCandidates
 from lab.acceptance.rearrangement import Rearrangement
 from lab.acceptance.score_table import ScoreTable
-from monge.core.draws import SeededDraws, TapeDraws
-from monge.core.law import DenseLaw, SparseLaw
-from monge.core.proposal import Deterministic, Iid, Mixed
-from monge.testing.oracle import OracleError, exact_law, law_error
+from monge.laws.draws import SeededDraws, TapeDraws
+from monge.laws.law import DenseLaw, SparseLaw
+from monge.laws.proposal import Deterministic, Iid, Mixed
+from monge.oracle.exact_law import OracleError, exact_law, law_error
 from monge.transport.bounds import iid_optimum, mixed_optimum
 from monge.transport.candidates import CandidateLaw, TransportProblem
 from monge.transport.coupling import Coupling

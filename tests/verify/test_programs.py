@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from monge.core.draws import SeededDraws
 from monge.core.errors import NonFiniteLogitsError
-from monge.core.law import Law, SparseLaw, trusted_law
-from monge.core.model import launched
-from monge.core.proposal import (
+from monge.core.sampling_rules import SamplingRules
+from monge.laws.draws import SeededDraws
+from monge.laws.from_logits import law_from_logits
+from monge.laws.law import Law, SparseLaw, trusted_law
+from monge.laws.proposal import (
     Deterministic,
     Iid,
     Mixed,
@@ -18,8 +19,8 @@ from monge.core.proposal import (
     Proposal,
     WithoutReplacement,
 )
-from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.core.tree import GrowingTree, TokenTree
+from monge.laws.tree import GrowingTree, TokenTree
+from monge.networks.base import launched
 from monge.verify.base import as_verifier
 from monge.verify.problem import ScoredTree
 from monge.verify.registry import VERIFIERS

@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from monge.core.draws import TapeDraws
 from monge.core.errors import ProposalMismatchError
-from monge.core.law import trusted_law
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
-from monge.core.tree import TokenTree
-from monge.testing.oracle import exact_law
+from monge.laws.draws import TapeDraws
+from monge.laws.law import trusted_law
+from monge.laws.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.laws.tree import TokenTree
+from monge.oracle.exact_law import exact_law
 from monge.transport.candidates import CandidateLaw
 from monge.transport.linear_program import solve_tree
 from monge.transport.random_tree import RandomTree

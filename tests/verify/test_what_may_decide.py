@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from monge.core.draws import Draws
-from monge.core.proposal import Arbitrary, Deterministic, Iid, PathDraws, Proposal
-from monge.core.tree import TokenTree
-from monge.testing.oracle import exact_law, law_error
+from monge.laws.draws import Draws
+from monge.laws.proposal import Arbitrary, Deterministic, Iid, PathDraws, Proposal
+from monge.laws.tree import TokenTree
+from monge.oracle.exact_law import exact_law, law_error
 from monge.verify.base import Verifier, as_verifier
 from monge.verify.registry import VERIFIERS
 from tests.verify.acceptance import EXACT

@@ -8,12 +8,12 @@ from typing import Protocol
 import numpy as np
 from hypothesis import strategies as st
 
-from monge.core.draws import Draws
-from monge.core.law import DenseLaw
-from monge.core.proposal import Proposal
-from monge.core.tree import GrowingTree, TokenTree
 from monge.draft.tree.children import way_of_drawing
-from monge.testing.oracle import exact_law, law_error
+from monge.laws.draws import Draws
+from monge.laws.law import DenseLaw
+from monge.laws.proposal import Proposal
+from monge.laws.tree import GrowingTree, TokenTree
+from monge.oracle.exact_law import exact_law, law_error
 from monge.verify.base import Verifier
 from tests.kit.strategies import dense_law, weight_lists
 

@@ -10,8 +10,8 @@ import torch
 
 from monge.api import load
 from monge.bench.provenance import versions
-from monge.core.model import NodeBlock
-from monge.engine.models.network_facts import WEIGHTS
+from monge.networks.base import NodeBlock
+from monge.networks.network_facts import WEIGHTS
 
 _CHUNK: Final = 32  # tokens that are scored at once
 

@@ -10,7 +10,7 @@ from typing import Any, Final, ParamSpec, Protocol, Self, TypeVar, runtime_check
 import httpx
 
 from monge.core.errors import MongeError
-from monge.engine.text import TOKEN_ID
+from monge.requests.text import TOKEN_ID
 
 ATTEMPTS: Final = 6
 TIMEOUT_S: Final = 120.0

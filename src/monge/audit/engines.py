@@ -13,9 +13,9 @@ from monge.audit.client import Completion, one_at_a_time
 from monge.core.errors import OptionError
 from monge.core.parts import built_in
 from monge.core.text import token_ids_of
-from monge.engine.text import TOKEN_ID
 from monge.loading.networks import load_network, load_tokenizer, prepare
 from monge.loading.sources import ModelSource
+from monge.requests.text import TOKEN_ID
 
 ASSISTED: Final = "transformers-assisted"
 LOOKUP: Final = "transformers-lookup"

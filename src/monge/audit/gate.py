@@ -21,7 +21,7 @@ from monge.audit.structured import structured_fields
 from monge.core.errors import MongeError, OptionError
 from monge.core.files import write_text
 from monge.core.words import counted
-from monge.engine.text import TOKEN_ID
+from monge.requests.text import TOKEN_ID
 
 EOS_NAMES: Final = (
     *("</s>", "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>"),

@@ -28,10 +28,10 @@ from monge.audit.client import (
 from monge.audit.structured import goes_on, may_end
 from monge.audit.token_law import END, TokenLaw, law_of_logprobs, truncated
 from monge.core.errors import OptionError
-from monge.core.model import NodeBlock, SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.core.text import token_ids_of
-from monge.engine.text import PART, TOKEN_ID, TokenTexts
+from monge.networks.base import NodeBlock, SequenceModel
+from monge.requests.text import PART, TOKEN_ID, TokenTexts
 
 _UNNAMED: Final = "\N{REPLACEMENT CHARACTER}"
 _SORTED: Final = 256

@@ -20,10 +20,10 @@ from monge.audit.settings import AuditSettings, Naming
 from monge.audit.situations import Situation
 from monge.audit.text_log import TextLog
 from monge.audit.token_law import END, TokenLaw
-from monge.core.draws import random_numbers
 from monge.core.sampling_rules import SamplingRules
 from monge.core.words import counted
-from monge.engine.text import TOKEN_ID
+from monge.laws.draws import random_numbers
+from monge.requests.text import TOKEN_ID
 
 TOLERANCE: Final = 0.05
 """Smallest difference of two log-probabilities that counts in greedy texts, in nats."""

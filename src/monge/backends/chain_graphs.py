@@ -6,14 +6,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from monge.core.levels import (
+from monge.laws.from_logits import RuleRows, probs_from_logits, rule_rows
+from monge.laws.levels import (
     DrawnLevels,
     LevelDraws,
     LevelShape,
     draw_level,
 )
-from monge.core.quantiles import independent
-from monge.core.sampling_rules import RuleRows, probs_from_logits, rule_rows
+from monge.laws.quantiles import independent
 
 LONGEST: Final = 64
 """Most tokens of a chain; padding writes as many columns after all texts."""

@@ -22,20 +22,20 @@ from monge.backends.parity_check import (
 from monge.backends.prompt_graphs import MOST_TOKENS, PromptGraphs
 from monge.backends.traced import TracedForward, UncompiledForward, all_nodes
 from monge.core.errors import BackendError, UnsupportedModelError
-from monge.core.levels import DrawnLevels, LevelDraws
-from monge.core.model import Recordable
-from monge.core.sampling_rules import KINDS
-from monge.engine.clock import note_preparation
-from monge.engine.models.forward_program import (
+from monge.laws.from_logits import KINDS
+from monge.laws.levels import DrawnLevels, LevelDraws
+from monge.networks.attention_masks import masks_behind
+from monge.networks.base import Recordable
+from monge.networks.forward_program import (
     FastForward,
     Forward,
     ForwardOutput,
     ForwardSpec,
     NetworkForward,
 )
-from monge.engine.models.masks import masks_behind
-from monge.engine.models.tree_cache import TreeCache, power_of_two
-from monge.engine.notices import notify
+from monge.networks.tree_cache import TreeCache, power_of_two
+from monge.runtime.clock import note_preparation
+from monge.runtime.notices import notify
 
 WIDTHS: Final = (1, 2, 3, 5, 9, 17, 33, 64)
 """Nodes a row for which graphs are captured: a root and a draft of a power of two, and 64 at most."""

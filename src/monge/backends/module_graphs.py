@@ -11,10 +11,10 @@ from torch import Tensor
 from monge.backends.chain_graphs import ChainGraph, is_chain
 from monge.backends.cuda import MAX_GRAPHS, WIDTHS, Capture, CapturedGraph, Outputs, captured
 from monge.backends.parity_check import as_backend_error, check_module
-from monge.core.levels import DrawnLevels, LevelDraws
-from monge.core.model import CachedStep, ModuleForward
-from monge.engine.models.forward_program import MAX_ROWS, Forward
-from monge.engine.models.masks import masks_behind
+from monge.laws.levels import DrawnLevels, LevelDraws
+from monge.networks.attention_masks import masks_behind
+from monge.networks.base import CachedStep, ModuleForward
+from monge.networks.forward_program import MAX_ROWS, Forward
 
 
 class ModuleGraph:

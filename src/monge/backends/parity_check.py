@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
-from monge.core.model import CachedStep, ModuleForward, NodeBlock
-from monge.engine.models.forward_program import FastForward, Forward, ForwardMaker, ForwardSpec
-from monge.engine.models.head_model import step_inputs
-from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.network_facts import packed_layers, why_no_copy, why_no_tree
+from monge.networks.base import CachedStep, ModuleForward, NodeBlock
+from monge.networks.forward_program import FastForward, Forward, ForwardMaker, ForwardSpec
+from monge.networks.head_model import step_inputs
+from monge.networks.hf_tree import HfTreeModel
+from monge.networks.network_facts import packed_layers, why_no_copy, why_no_tree
 
 _CLOSE: Final = {
     torch.float64: 1e-9,

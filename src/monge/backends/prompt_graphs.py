@@ -6,9 +6,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from monge.engine.models.forward_program import ForwardOutput, ForwardSpec
-from monge.engine.models.masks import masks_behind
-from monge.engine.models.tree_cache import TreeCache, power_of_two
+from monge.networks.attention_masks import masks_behind
+from monge.networks.forward_program import ForwardOutput, ForwardSpec
+from monge.networks.tree_cache import TreeCache, power_of_two
 
 MOST_TOKENS: Final = 512
 """Tokens of all rows that are read together, padding included: with more, arithmetic takes longer than launches."""

@@ -9,13 +9,13 @@ from typing import Final
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
-from monge.core.model import SequenceModel
 from monge.core.parts import PARTS, Part
 from monge.core.registry import Registry
-from monge.engine.models.forward_program import SourceWeights
-from monge.engine.models.hf_chain import HfChainModel
-from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.network_facts import why_no_tree
+from monge.networks.base import SequenceModel
+from monge.networks.forward_program import SourceWeights
+from monge.networks.hf_chain import HfChainModel
+from monge.networks.hf_tree import HfTreeModel
+from monge.networks.network_facts import why_no_tree
 
 
 class Backend(Part, ABC):

@@ -11,14 +11,14 @@ from torch.fx.experimental import _config
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from monge.engine.models.forward_program import (
+from monge.networks.forward_program import (
     FastForward,
     ForwardOutput,
     ForwardSpec,
     NetworkForward,
 )
-from monge.engine.models.network_facts import cache_keyword, chooses_logits
-from monge.engine.models.tree_cache import TreeCache
+from monge.networks.network_facts import cache_keyword, chooses_logits
+from monge.networks.tree_cache import TreeCache
 
 _GROUPED_ATTENTION: Final = "monge_shared_heads"
 _PRODUCT_ATTENTION: Final = "monge_products"

@@ -22,7 +22,6 @@ from monge.bench.pair import Pair, draft_model_by, empty_settings
 from monge.control.base import Reads, SharedState
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError, unknown_name
-from monge.core.model import SequenceModel
 from monge.core.registry import Registry
 from monge.core.verdict import StepRecord
 from monge.defaults import ADAPTIVE, STEADY
@@ -31,7 +30,8 @@ from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
-from monge.engine.models.masks import left_padded
+from monge.networks.attention_masks import left_padded
+from monge.networks.base import SequenceModel
 from monge.verify.registry import VERIFIERS
 
 PLAIN: Final = "transformers"

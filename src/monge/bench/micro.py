@@ -22,10 +22,10 @@ from monge.bench.provenance import provenance
 from monge.bench.runner import OnCall, count_once, in_turns
 from monge.bench.statistics import RepeatSummary, paired_ratios
 from monge.core.errors import BackendError, OptionError
-from monge.core.model import NodeBlock, SequenceModel
 from monge.core.words import counted
-from monge.engine.models.hf_tree import make_models_ready
 from monge.loading.networks import as_sequence_model
+from monge.networks.base import NodeBlock, SequenceModel
+from monge.networks.hf_tree import make_models_ready
 from monge.options import MEASURING, option
 
 _STRIDE: Final = 7919  # a prime, so that texts differ and few tokens repeat

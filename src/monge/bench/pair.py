@@ -10,12 +10,12 @@ from transformers import GenerationConfig, PreTrainedModel
 from monge.api import drafts_of, load
 from monge.backends.registry import Backend
 from monge.core.errors import OptionError
-from monge.core.model import SequenceModel
 from monge.core.parts import built_in
 from monge.draft.by_name import with_head
 from monge.engine.decoder import Decoder
 from monge.loading.networks import as_draft_model, as_sequence_model, prepare
 from monge.loading.sources import ModelSource
+from monge.networks.base import SequenceModel
 from monge.prompts import Prompt, written
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from monge.core.draws import Draws
 from monge.core.errors import MongeError
+from monge.laws.draws import Draws
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

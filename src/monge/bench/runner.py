@@ -14,13 +14,13 @@ from monge.bench.arms import Arm, Call, DecodedCall, TokenIds, synchronize
 from monge.bench.pair import Pair
 from monge.bench.resamples import Estimate
 from monge.bench.statistics import ratio_of_sums
-from monge.core.draws import check_seed
 from monge.core.errors import MongeError, OptionError, unknown_name
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
-from monge.engine.clock import measured_by
-from monge.engine.process import settle_objects
+from monge.laws.draws import check_seed
 from monge.options import MEASURING, LengthAndTruncation, changed, option
+from monge.runtime.clock import measured_by
+from monge.runtime.process import settle_objects
 
 OnCall = Callable[..., None]
 """Callback `on_call(name)` before each call of a benchmark; `on_call(name, total)` announces their number."""

@@ -8,8 +8,8 @@ import numpy as np
 from scipy.stats import gmean, iqr
 
 from monge.bench.resamples import Estimate, Resamples
-from monge.core.draws import SeededDraws
 from monge.core.errors import MongeError
+from monge.laws.draws import SeededDraws
 
 TAIL_TOKENS: Final = 24
 MAX_PERIOD: Final = 8

@@ -11,7 +11,7 @@ from monge.bench.runner import Measurement, OnCall, Runner, Workload
 from monge.core.errors import OptionError
 from monge.defaults import ADAPTIVE
 from monge.draft.by_name import settings_of
-from monge.engine.process import settle_objects
+from monge.runtime.process import settle_objects
 
 FIRST: Final = 2
 """Texts of every arm in the first round. Each later round has twice as many, up to all prompts."""

@@ -6,7 +6,7 @@ import os
 import sys
 
 from monge.cli.app import app
-from monge.engine.process import bound_spinning
+from monge.runtime.process import bound_spinning
 
 __all__ = ["main"]
 

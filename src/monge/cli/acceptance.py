@@ -6,15 +6,15 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from monge.acceptance.inputs import check_candidates, read_law
-from monge.acceptance.node import node_report
-from monge.acceptance.proof import prove
 from monge.cli import options
 from monge.cli.console import plain_table, print_tables, reported, say_error, show
 from monge.cli.options import panel
 from monge.cli.progress import working
 from monge.core.errors import OptionError
 from monge.core.words import counted
+from monge.oracle.acceptance import node_report
+from monge.oracle.proof import prove
+from monge.transport.inputs import check_candidates, read_law
 from monge.transport.laws import check_pair
 from monge.verify.registry import VERIFIERS
 

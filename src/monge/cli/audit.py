@@ -161,7 +161,7 @@ async def _started(
     import httpx
 
     from monge.audit.client import Client
-    from monge.engine.chat_format import chat_format
+    from monge.requests.chat_format import chat_format
     from monge.serve.http.app import create_app
     from monge.serve.observe.logs import REQUESTS
 

@@ -183,8 +183,8 @@ def _checked(source: Path, output: Path, rules: RowRules) -> int:
             or the files are no two JSONL files.
     """
     from monge.core.sampling_rules import SamplingRules
-    from monge.engine.penalties import text_processors
     from monge.engine.session import Request
+    from monge.requests.penalties import text_processors
 
     for path, what in ((source, "input"), (output, "output")):
         if path.suffix != ".jsonl":

@@ -14,12 +14,12 @@ from monge.cli import options
 from monge.cli.console import plain_table, print_tables, reported, show
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError, unknown_name
-from monge.core.proposal import PROPOSALS, Arbitrary
 from monge.core.registry import Registry
 from monge.defaults import default_rule
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
+from monge.laws.proposal import PROPOSALS, Arbitrary
 from monge.loading.cache import kept
 from monge.loading.named_models import NAMED, why_no_model
 from monge.options import OUTPUT

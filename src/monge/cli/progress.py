@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from monge.bench.runner import OnCall
 from monge.cli.console import notes, places
-from monge.engine.notices import watched_by
+from monge.runtime.notices import watched_by
 
 QUIET_S: Final = 10.0
 """Seconds before the first line if standard error is no terminal; each later wait doubles."""

@@ -13,14 +13,14 @@ from monge.cli.console import say, streaming
 from monge.cli.generation import loaded, say_parts
 from monge.core.errors import MongeError, OptionError
 from monge.core.words import counted
-from monge.engine.chat_format import Message
 from monge.engine.conversation import Conversation
 from monge.engine.decoder import Decoder
-from monge.engine.models.background_compiler import BackgroundCompiler, compiled_by
 from monge.engine.result import GenerationStats
 from monge.loading.named_models import why_no_model
 from monge.loading.sampling_defaults import sampling_defaults
+from monge.networks.background_compiler import BackgroundCompiler, compiled_by
 from monge.options import LoadOptions, SamplingOptions, changed
+from monge.requests.chat_format import Message
 
 _HELP: Final = """\
 /file PATH  puts the text of a file before your next message; without PATH, takes all files back

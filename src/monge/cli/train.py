@@ -16,11 +16,11 @@ from monge.cli import options
 from monge.cli.console import say
 from monge.cli.progress import Stage, working
 from monge.core.errors import OptionError
-from monge.engine.chat_format import ChatFormat, TemplateFormat, chat_format
 from monge.loading.networks import load_network, load_tokenizer, prepare
 from monge.loading.sources import ModelSource
 from monge.options import OUTPUT, RUNNING, LoadOptions, changed, option
 from monge.prompts import Prompt, as_message, encode, read_prompts, shipped
+from monge.requests.chat_format import ChatFormat, TemplateFormat, chat_format
 from monge.training.chain import Weights
 from monge.training.eagle3 import DRAFT_VOCABULARY, faster_copy, train_eagle3
 from monge.training.loop import TRAINING, Outcome, Progress, Recipe, Watch

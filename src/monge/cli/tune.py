@@ -23,10 +23,10 @@ from monge.config import write_config
 from monge.core.errors import OptionError
 from monge.core.words import counted
 from monge.draft.by_name import settings_of
-from monge.engine.chat_format import TemplateFormat
 from monge.loading.sources import ModelSource
 from monge.options import LAW, OUTPUT, LoadOptions, SamplingOptions, changed
 from monge.prompts import as_message, interleaved, read_prompts, shipped
+from monge.requests.chat_format import TemplateFormat
 
 LENGTH: Final = 64
 """Most tokens of a text."""

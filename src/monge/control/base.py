@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from monge.control.latency import Latency
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.parts import Part
 from monge.core.prompt import PromptProfile
 from monge.core.selection import Member
 from monge.core.verdict import StepRecord
+from monge.laws.draws import Draws
 
 State = TypeVar("State")
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from monge.control.base import RoundInfo, SharedState, SoloController
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.verdict import StepRecord
+from monge.laws.draws import Draws
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

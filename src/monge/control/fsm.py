@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 from monge.control.base import Reads, RoundInfo, SharedState, SoloController
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
+from monge.laws.draws import Draws
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from monge.control.acceptance import RecentCounts, argmax
 from monge.control.base import Controller, Reads, RoundInfo, SharedState, latency_of
 from monge.control.latency import Latency
 from monge.core.context import PLAIN, DraftPlan
-from monge.core.draws import Draws
 from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
+from monge.laws.draws import Draws
 
 _LOOK_UP: Final = 16
 """In one round of this many, the model-free drafters of a pool draft to full depth, even if no depth pays."""

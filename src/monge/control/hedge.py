@@ -19,11 +19,11 @@ from monge.control.base import (
 from monge.control.latency import Latency
 from monge.control.registry import DEPTH_CONTROLLERS
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.selection import CounterfactualDraft, Member
 from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
+from monge.laws.draws import Draws
 
 _RATE_KEEP: Final = 0.95
 """Factor on the weight of a round with each later round, in the running speed (the price of a

@@ -9,12 +9,12 @@ from monge.control.acceptance import speeds
 from monge.control.base import AnyController, PromptReader, RoundInfo, SharedState
 from monge.control.hedge import Hedge, HedgeState, Memories
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws
 from monge.core.errors import OptionError, unknown_name
 from monge.core.prompt import PromptProfile
 from monge.core.selection import Member
 from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
+from monge.laws.draws import Draws
 
 _FIRST_LOGIT: Final = 0.5
 """Prediction without data: an acceptance of 0.62."""

@@ -7,9 +7,9 @@ from monge.control.acceptance import argmax, speeds
 from monge.control.base import Reads, RoundInfo, SharedState, SoloController, latency_of
 from monge.control.latency import Latency
 from monge.core.context import PLAIN, DraftPlan
-from monge.core.draws import Draws
 from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
+from monge.laws.draws import Draws
 
 
 @dataclass(frozen=True, slots=True)

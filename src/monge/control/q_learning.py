@@ -6,10 +6,10 @@ from typing import Final
 from monge.control.base import Reads, RoundInfo, SharedState, SoloController, draw_index, latency_of
 from monge.control.latency import Latency
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
+from monge.laws.draws import Draws
 
 Situation = tuple[int, int, int]
 """Share of the last window that was accepted, in quarters (-1 for a window of 0); that window; and

@@ -12,7 +12,6 @@ from monge.core.errors import OptionError
 from monge.core.parts import Part
 from monge.distributed.ray_cluster import require_ray
 from monge.distributed.shared_metrics import SharedMetrics
-from monge.engine.process import settle_objects
 from monge.options import (
     FORMER_KEYS,
     HERE_ONLY,
@@ -22,6 +21,7 @@ from monge.options import (
     changed,
     options_of,
 )
+from monge.runtime.process import settle_objects
 from monge.serve.http.app import create_app
 from monge.serve.observe.metrics import Gather, ServerMetrics
 from monge.serve.settings import checked_options

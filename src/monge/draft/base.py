@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.model import NodeBlock
 from monge.core.parts import Part
-from monge.core.proposal import Deterministic, Proposal
 from monge.core.selection import CounterfactualDraft, Member
-from monge.core.tree import FutureTree, TokenTree, root_only
 from monge.core.verdict import Verdict
+from monge.laws.draws import Draws
+from monge.laws.proposal import Deterministic, Proposal
+from monge.laws.tree import FutureTree, TokenTree, root_only
+from monge.networks.base import NodeBlock
 
 State = TypeVar("State")
 Resource = TypeVar("Resource")

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from monge.core.model import HeadModel, NodeBlock
 from monge.draft.head_run import HeadRun, Pairs, TargetEnds, known, rows_of
 from monge.heads.readers.block import DFlashHead
+from monge.networks.base import HeadModel, NodeBlock
 
 
 @dataclass(slots=True)

@@ -7,9 +7,9 @@ from itertools import accumulate
 from jaxtyping import Float
 from torch import Tensor
 
-from monge.core.levels import DrawnTrees, RootDraws
-from monge.core.model import HeadModel, NodeBlock
 from monge.draft.head_run import HeadRun, Pairs, known, rows_of
+from monge.laws.levels import DrawnTrees, RootDraws
+from monge.networks.base import HeadModel, NodeBlock
 
 
 @dataclass(slots=True)

@@ -8,14 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws
 from monge.core.errors import OptionError, UnsupportedModelError
-from monge.core.law import Law
-from monge.core.model import SequenceModel, draft_length
-from monge.core.proposal import Independent, Proposal
-from monge.core.sampling_rules import SamplingRules, laws_from_logits
+from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import check_bounds
-from monge.core.tree import GrowingTree
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, PieceReader
 from monge.draft.growth import ReadNodes, check_top_k
@@ -27,6 +22,12 @@ from monge.draft.model import (
     read_text,
     within_reach,
 )
+from monge.laws.draws import Draws
+from monge.laws.from_logits import laws_from_logits
+from monge.laws.law import Law
+from monge.laws.proposal import Independent, Proposal
+from monge.laws.tree import GrowingTree
+from monge.networks.base import SequenceModel, draft_length
 
 States = tuple[ReadPaths, ...]
 """State of a request: for each model, the nodes that it has read after the committed text."""

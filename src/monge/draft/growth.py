@@ -12,10 +12,14 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws, PeekableDraws, can_peek
 from monge.core.errors import OptionError
-from monge.core.law import Law, renamed
-from monge.core.levels import (
+from monge.core.sampling_rules import SamplingRules
+from monge.draft.base import AnyDraft, Capabilities, Draft, FutureDraft, State
+from monge.draft.tree.base import TreeBuilder, TreeLimits
+from monge.laws.draws import Draws, PeekableDraws, can_peek
+from monge.laws.from_logits import laws_from_logits
+from monge.laws.law import Law, renamed
+from monge.laws.levels import (
     DrawnTrees,
     LevelDraws,
     LevelShape,
@@ -23,12 +27,9 @@ from monge.core.levels import (
     draw_levels,
     relatives,
 )
-from monge.core.model import NodeBlock
-from monge.core.proposal import Deterministic
-from monge.core.sampling_rules import SamplingRules, laws_from_logits
-from monge.core.tree import DrawnTokens, FutureTree, GrowingTree, TokenTree
-from monge.draft.base import AnyDraft, Capabilities, Draft, FutureDraft, State
-from monge.draft.tree.base import TreeBuilder, TreeLimits
+from monge.laws.proposal import Deterministic
+from monge.laws.tree import DrawnTokens, FutureTree, GrowingTree, TokenTree
+from monge.networks.base import NodeBlock
 
 TreeDraws = Callable[[RootDraws], DrawnTrees]
 """Draws whole trees of the same shape, and reads all levels but the last; see `core.model.LevelModel`."""

@@ -10,13 +10,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.model import FeatureModel, NodeBlock, SequenceModel, WatchedStates
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import AnyDraft, Capabilities, Drafter
 from monge.draft.growth import LevelForward, expand_trees, expansions
 from monge.draft.tree.base import TreeBuilder
+from monge.laws.draws import Draws
+from monge.networks.base import FeatureModel, NodeBlock, SequenceModel, WatchedStates
 
 _CHUNK: Final = 1024
 """Most tokens of a text that a forward of the head reads."""

@@ -8,10 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws
-from monge.core.model import NodeBlock, SequenceModel, draft_length
 from monge.core.sampling_rules import SamplingRules
-from monge.core.tree import root_only
 from monge.core.verdict import Verdict
 from monge.draft.base import AnyDraft, Capabilities, Draft, PieceReader, provided
 from monge.draft.growth import (
@@ -22,6 +19,9 @@ from monge.draft.growth import (
     tree_capabilities,
 )
 from monge.draft.tree.base import TreeBuilder
+from monge.laws.draws import Draws
+from monge.laws.tree import root_only
+from monge.networks.base import NodeBlock, SequenceModel, draft_length
 
 _CATCH_UP: Final = 16
 """Most unread tokens that are read with full logits: a second forward costs more."""

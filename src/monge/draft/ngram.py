@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.setting_types import check_bounds
-from monge.core.tree import TokenTree, fixed_chain
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
+from monge.laws.draws import Draws
+from monge.laws.tree import TokenTree, fixed_chain
 
 _TYPECODE: Final = "q"
 _WIDTH: Final = array(_TYPECODE).itemsize

@@ -6,12 +6,9 @@ from functools import cached_property
 from typing import Any, Final
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError, unknown_name
-from monge.core.proposal import Deterministic
 from monge.core.selection import CounterfactualDraft, Member
 from monge.core.setting_types import check_bounds
-from monge.core.tree import TokenTree, root_only
 from monge.core.verdict import Verdict
 from monge.draft.base import (
     AnyDraft,
@@ -23,6 +20,9 @@ from monge.draft.base import (
     piece_reader,
 )
 from monge.draft.registry import DRAFTERS
+from monge.laws.draws import Draws, TapeDraws
+from monge.laws.proposal import Deterministic
+from monge.laws.tree import TokenTree, root_only
 
 # Model-free drafters propose deterministic candidates, which draw nothing.
 _NO_DRAWS: Final = TapeDraws(())

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from monge.core.errors import OptionError
-from monge.core.model import FeatureModel, SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import DelegatingDrafter
 from monge.draft.block_run import BlockRun
@@ -17,6 +16,7 @@ from monge.heads.readers.base import ChainHead, PublishedHead
 from monge.heads.readers.block import DFlashHead
 from monge.heads.readers.registry import load_head
 from monge.heads.readers.steps import BlockStep, ChainStep
+from monge.networks.base import FeatureModel, SequenceModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

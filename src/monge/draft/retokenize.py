@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.model import ForeignModel, SequenceModel, draft_length
-from monge.core.proposal import Deterministic
 from monge.core.setting_types import check_bounds
-from monge.core.tree import fixed_chain
 from monge.draft.base import Capabilities, Draft, Drafter
 from monge.draft.model import open_texts, read_text, within_reach
+from monge.laws.draws import Draws
+from monge.laws.proposal import Deterministic
+from monge.laws.tree import fixed_chain
+from monge.networks.base import ForeignModel, SequenceModel, draft_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

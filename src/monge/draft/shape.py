@@ -9,8 +9,6 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from monge.core.levels import DrawnTrees, RootDraws, draw_levels
-from monge.core.model import FeatureModel, ModuleForward, NodeBlock, SequenceModel
 from monge.core.parts import built_in
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import DelegatingDrafter
@@ -29,6 +27,8 @@ from monge.draft.tree.best_first import BestFirst
 from monge.draft.tree.fixed_width import Chain
 from monge.heads.shape.checkpoint import load_head
 from monge.heads.shape.head import FirstStep, LaterStep, ShapeHead
+from monge.laws.levels import DrawnTrees, RootDraws, draw_levels
+from monge.networks.base import FeatureModel, ModuleForward, NodeBlock, SequenceModel
 
 _DEFAULT_TREE: Final = ByRequest(BestFirst(num_nodes=3, depth=1, width=3, beam=1), Chain(depth=2))
 

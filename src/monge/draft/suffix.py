@@ -5,14 +5,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.proposal import Deterministic
 from monge.core.setting_types import check_bounds
-from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
 from monge.draft.text_history import Path, SuffixIndex, TextHistory, continuations
+from monge.laws.draws import Draws
+from monge.laws.proposal import Deterministic
+from monge.laws.tree import GrowingTree, TokenTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

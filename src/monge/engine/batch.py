@@ -10,8 +10,8 @@ from monge.core.errors import NonFiniteLogitsError, OptionError
 from monge.engine.components import Components
 from monge.engine.loop import close_session, run_round
 from monge.engine.opening import Prefill
-from monge.engine.prefix_cache import PrefixCache, PrefixModel
 from monge.engine.session import Session, catch
+from monge.networks.prefix_cache import PrefixCache, PrefixModel
 
 
 class Batch:

@@ -16,13 +16,13 @@ from monge.core.errors import (
     VocabularyMismatchError,
     unknown_name,
 )
-from monge.core.model import PreparedModel, Recorder, SequenceModel, draft_length, dtype_of
-from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.core.selection import CounterfactualDraft
 from monge.draft.base import AnyDrafter, Capabilities, DrafterPool
-from monge.engine.models.forward_program import CopyingModel
-from monge.engine.process import round_lock
+from monge.laws.proposal import Deterministic
+from monge.networks.base import PreparedModel, Recorder, SequenceModel, draft_length, dtype_of
+from monge.networks.forward_program import CopyingModel
+from monge.runtime.process import round_lock
 from monge.verify.base import Rule, Verifier, as_verifier, why_no_exactness
 
 _FLOAT32_BYTES: Final = 4

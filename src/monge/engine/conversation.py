@@ -5,10 +5,10 @@ from math import inf
 from typing import Any
 
 from monge.engine.batch import decode
-from monge.engine.chat_format import Message
 from monge.engine.decoder import Decoder, Piece, piece_of
-from monge.engine.prefix_cache import PrefixCache
 from monge.engine.session import Session
+from monge.networks.prefix_cache import PrefixCache
+from monge.requests.chat_format import Message
 
 
 class Conversation:

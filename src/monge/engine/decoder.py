@@ -10,30 +10,30 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor
 
-from monge.core.draws import check_seed
 from monge.core.errors import OptionError
 from monge.core.grammar import grammar_of
 from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import is_of
 from monge.core.text import token_ids_of
 from monge.engine.batch import decode
-from monge.engine.chat_format import (
+from monge.engine.components import Components
+from monge.engine.result import GenerationResult, result_of
+from monge.engine.session import FinishReason, Request, Session, check_length
+from monge.laws.draws import check_seed
+from monge.networks.forward_program import backend_of
+from monge.options import LAW, PENALTIES, SamplingOptions, sampling_options, takes
+from monge.requests.banned_tokens import token_masks
+from monge.requests.chat_format import (
     ChatFormat,
     Message,
     TemplateFormat,
     chat_format,
 )
-from monge.engine.components import Components
-from monge.engine.grammar import GrammarCompiler
-from monge.engine.logprobs import LogprobOptions, TokenLogprob
-from monge.engine.models.forward_program import backend_of
-from monge.engine.penalties import text_processors
-from monge.engine.processors import check_shared
-from monge.engine.result import GenerationResult, result_of
-from monge.engine.sampling import Processor
-from monge.engine.session import FinishReason, Request, Session, check_length
-from monge.engine.token_masks import token_masks
-from monge.options import LAW, PENALTIES, SamplingOptions, sampling_options, takes
+from monge.requests.grammar import GrammarCompiler
+from monge.requests.logprobs import LogprobOptions, TokenLogprob
+from monge.requests.penalties import text_processors
+from monge.requests.processors import check_shared
+from monge.requests.sampling import Processor
 
 Prompt = str | Sequence[int]
 

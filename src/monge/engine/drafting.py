@@ -12,16 +12,16 @@ from functools import partial
 from typing import Any, Final
 
 from monge.core.context import DraftPlan
-from monge.core.draws import num_drawn
 from monge.core.errors import DrafterError, MongeError
-from monge.core.model import draft_length
-from monge.core.tree import TokenTree, fixed_chain, root_only
 from monge.core.verdict import Verdict, VerifiedTree
 from monge.draft.base import AnyDraft, Draft
 from monge.engine.components import Components
-from monge.engine.grammar import FORCED
-from monge.engine.sampling import NodeLaws
 from monge.engine.session import Session, catch
+from monge.laws.draws import num_drawn
+from monge.laws.tree import TokenTree, fixed_chain, root_only
+from monge.networks.base import draft_length
+from monge.requests.grammar import FORCED
+from monge.requests.sampling import NodeLaws
 
 _FORCED_PLAN: Final = DraftPlan(max_depth=16, max_nodes=16)
 """Most forced tokens of a round."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from monge.core.errors import UnsupportedModelError
-from monge.core.model import NodeBlock, SequenceModel, draft_length
+from monge.networks.base import NodeBlock, SequenceModel, draft_length
 
 _PROMPTS: Final = (5, 440, 450)  # tokens of the trial's texts
 _WIDTHS: Final = ((4, 8, 2), (1, 3, 5), (6, 1, 4), (2, 2, 2))  # tokens of each text, by forward

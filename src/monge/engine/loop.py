@@ -5,12 +5,12 @@ from typing import Any
 
 from monge.core.verdict import StageTimes, StepRecord, Verdict
 from monge.draft.base import Draft
-from monge.engine.clock import StageTimer
 from monge.engine.components import Components
 from monge.engine.drafting import Row, close_drafter, draft_trees, observe, row_of
 from monge.engine.planning import learn, plan_round
-from monge.engine.sampling import NodeLaws
 from monge.engine.session import Session, catch
+from monge.requests.sampling import NodeLaws
+from monge.runtime.clock import StageTimer
 from monge.verify.problem import ScoredTree
 
 

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from monge.control.base import PromptReader
 from monge.core.context import Context
-from monge.core.model import NodeBlock, SequenceModel, draft_length
 from monge.core.prompt import PromptProfile
 from monge.draft.base import piece_reader
-from monge.engine.clock import now, num_preparations
 from monge.engine.components import Components
 from monge.engine.drafting import ask_drafter
-from monge.engine.logprobs import of_logits
-from monge.engine.prefix_cache import PrefixCache
 from monge.engine.session import Request, Session
+from monge.networks.base import NodeBlock, SequenceModel, draft_length
+from monge.networks.prefix_cache import PrefixCache
+from monge.requests.logprobs import of_logits
+from monge.runtime.clock import now, num_preparations
 
 _UNBOUNDED: Final = 1 << 62
 _LAST: Final = 32

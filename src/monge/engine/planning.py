@@ -6,8 +6,8 @@ from monge.control.base import RoundInfo
 from monge.core.context import PLAIN, DraftPlan
 from monge.core.verdict import StepRecord
 from monge.engine.components import Components
-from monge.engine.grammar import FORCED
 from monge.engine.session import Session
+from monge.requests.grammar import FORCED
 
 
 def plan_round(

@@ -13,8 +13,8 @@ from monge.core.metrics import (
     engine_efficiency,
 )
 from monge.core.verdict import StepRecord
-from monge.engine.logprobs import TokenLogprob
 from monge.engine.session import FinishReason, Session
+from monge.requests.logprobs import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,20 +7,20 @@ from operator import index
 from typing import Any, Final, Literal
 
 from monge.core.context import Context, DraftPlan, depth_plan
-from monge.core.draws import ClockDraws, Draws, RequestDraws, check_seed
 from monge.core.errors import ContextLengthError, OptionError, ProcessorError
 from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import is_of
 from monge.core.text import check_text
-from monge.core.tree import TokenTree
 from monge.core.verdict import StepRecord, Verdict
 from monge.core.words import counted
-from monge.engine.grammar import GrammarState
-from monge.engine.logprobs import LogprobOptions, TokenLogprob, along
-from monge.engine.processors import OnePath, Processor, copy_error, fork, name_of
-from monge.engine.sampling import NodeLaws
-from monge.engine.text import TextStream, Tokenizer
+from monge.laws.draws import ClockDraws, Draws, RequestDraws, check_seed
+from monge.laws.tree import TokenTree
+from monge.requests.grammar import GrammarState
+from monge.requests.logprobs import LogprobOptions, TokenLogprob, along
+from monge.requests.processors import OnePath, Processor, copy_error, fork, name_of
+from monge.requests.sampling import NodeLaws
+from monge.requests.text import TextStream, Tokenizer
 
 FinishReason = Literal["eos", "stop", "length", "error"]
 StopCheck = Callable[[tuple[int, ...]], bool]

@@ -25,10 +25,10 @@ from transformers import (
 from monge.backends.cpu.program_cache import MODELS, cache_folder, only_process
 from monge.core.errors import ModelLoadError, OptionError
 from monge.core.extras import require
-from monge.engine.chat_format import TemplateFormat
-from monge.engine.notices import notify, waiting
 from monge.loading.gguf_header import Header
 from monge.loading.gguf_tokenizer import gguf_tokenizer
+from monge.requests.chat_format import TemplateFormat
+from monge.runtime.notices import notify, waiting
 
 _FORMAT: Final = 5  # raised whenever what is written from a GGUF file changes
 _SAMPLES: Final = 8  # blocks of a tensor that the digest reads, spread over it

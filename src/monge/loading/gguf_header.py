@@ -15,8 +15,8 @@ from transformers import modeling_gguf_pytorch_utils as host
 
 from monge.core.errors import ModelLoadError
 from monge.core.words import counted
-from monge.engine.models.network_facts import layer_windows
 from monge.loading.gguf_rope import FACTORS, ROPE_KEYS, RopeReader, computed_rope
+from monge.networks.network_facts import layer_windows
 
 _NEEDED: Final = (
     *("block_count", "context_length", "embedding_length", "feed_forward_length"),

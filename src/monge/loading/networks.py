@@ -33,20 +33,20 @@ from monge.core.errors import (
     VocabularyMismatchError,
     unknown_name,
 )
-from monge.core.model import SequenceModel
 from monge.core.words import counted
-from monge.engine.models.cross_tokenizer import (
-    CrossTokenizerModel,
-    ResizedVocabulary,
-    map_vocabulary,
-)
-from monge.engine.models.hf_tree import make_models_ready
-from monge.engine.notices import notify, waiting
-from monge.engine.process import free_memory, trim_heap
 from monge.loading.gguf_files import converted, why_no_tokenizer
 from monge.loading.hub import check_model_name
 from monge.loading.named_models import PANELS_FILE
 from monge.loading.sources import ModelSource
+from monge.networks.base import SequenceModel
+from monge.networks.cross_tokenizer import (
+    CrossTokenizerModel,
+    ResizedVocabulary,
+    map_vocabulary,
+)
+from monge.networks.hf_tree import make_models_ready
+from monge.runtime.notices import notify, waiting
+from monge.runtime.process import free_memory, trim_heap
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 """Types of weights by name."""

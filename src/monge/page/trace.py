@@ -17,8 +17,8 @@ from monge.core.verdict import StepRecord
 from monge.draft.base import AnyDrafter, Capabilities
 from monge.draft.pool import Pool
 from monge.engine.decoder import Decoder
-from monge.engine.grammar import FORCED
-from monge.engine.text import PlacedTexts, Tokenizer, TokenTexts
+from monge.requests.grammar import FORCED
+from monge.requests.text import PlacedTexts, Tokenizer, TokenTexts
 
 FORMAT: Final = "monge trace"
 VERSION: Final = 1

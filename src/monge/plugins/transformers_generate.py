@@ -30,8 +30,6 @@ from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.by_name import AnyHead, read_head
 from monge.engine.batch import decode
-from monge.engine.logprobs import LogprobOptions, TokenLogprob
-from monge.engine.processors import Processor, Stateless
 from monge.engine.session import Request, Session, check_length
 from monge.loading.networks import as_sequence_model, load_network
 from monge.options import PARTS, takes_parts
@@ -51,6 +49,8 @@ from monge.plugins.transformers_refusals import (
     given,
 )
 from monge.plugins.transformers_training import in_evaluation
+from monge.requests.logprobs import LogprobOptions, TokenLogprob
+from monge.requests.processors import Processor, Stateless
 
 _OPTIONS: Final = frozenset({*PARTS, "seed", "output_logprobs"})
 _HOST: Final = inspect.signature(cast("Any", GenerationMixin).generate)

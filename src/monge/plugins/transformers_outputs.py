@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from monge.engine.logprobs import TokenLogprob
+from monge.requests.logprobs import TokenLogprob
 
 
 @dataclass

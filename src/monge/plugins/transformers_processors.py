@@ -12,7 +12,7 @@ from transformers.generation import logits_process as known
 
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.engine.processors import Processor, Stateless, check_scores, check_shared, name_of
+from monge.requests.processors import Processor, Stateless, check_scores, check_shared, name_of
 
 _REFUSED: Final[Mapping[type[LogitsProcessor], str]] = {
     known.UnbatchedClassifierFreeGuidanceLogitsProcessor: "runs a model of its own along one path",

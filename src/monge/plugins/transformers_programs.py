@@ -16,18 +16,18 @@ from monge.api import compile_decoder, drafts_of, make_components
 from monge.backends.registry import BACKENDS, Backend
 from monge.control.base import SharedState
 from monge.core.errors import BackendError, OptionError
-from monge.core.model import SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.by_name import members_of
 from monge.draft.text_history import TextHistory
-from monge.engine.clock import now
 from monge.engine.components import Components
-from monge.engine.models.background_compiler import BackgroundCompiler, compiled_by
-from monge.engine.models.forward_program import NetworkForward
-from monge.engine.models.network_state import NetworkVersion, is_harmless
-from monge.engine.notices import notify
 from monge.loading.networks import as_draft_model, as_sequence_model, load_network
 from monge.loading.sources import ModelSource
+from monge.networks.background_compiler import BackgroundCompiler, compiled_by
+from monge.networks.base import SequenceModel
+from monge.networks.forward_program import NetworkForward
+from monge.networks.network_state import NetworkVersion, is_harmless
+from monge.runtime.clock import now
+from monge.runtime.notices import notify
 
 _LEARNED: Final[WeakKeyDictionary[Any, dict[str, tuple[SharedState | None, TextHistory]]]] = (
     WeakKeyDictionary()

@@ -14,7 +14,7 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from monge.core.errors import OptionError
 from monge.core.words import counted
-from monge.engine.models.network_facts import CACHE_KEYWORDS, forward_parameters
+from monge.networks.network_facts import CACHE_KEYWORDS, forward_parameters
 from monge.plugins.transformers_training import acting_modules
 
 REFUSED: Final[Mapping[str, str]] = {

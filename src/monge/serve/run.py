@@ -15,8 +15,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from monge.core.errors import OptionError
-from monge.engine.process import settle_objects
 from monge.options import ServeOptions
+from monge.runtime.process import settle_objects
 from monge.serve.http.connections import (
     Connection,
     ConnectionLimits,

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from monge.core.errors import OptionError
-from monge.engine.logprobs import LogprobSource
 from monge.loading.sampling_defaults import checked_defaults, sampling_defaults
 from monge.loading.sources import BUILT_IN
 from monge.options import ServeOptions
+from monge.requests.logprobs import LogprobSource
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from monge.core.errors import OptionError, UnsupportedModelError
-from monge.core.model import FeatureModel
 from monge.heads.readers.attention import GroupedAttention
 from monge.heads.readers.eagle3 import Eagle3Head
 from monge.heads.readers.source import Source
+from monge.networks.base import FeatureModel
 from monge.training.chain import ChainQuality, Step, chain_quality
 from monge.training.loop import NOBODY, Outcome, Recipe, Watch, train
 from monge.training.own_text import AnswerSettings, OnRows, digest_of, write_answers

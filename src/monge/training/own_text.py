@@ -16,8 +16,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from monge.backends.cpu.program_cache import network_facts
 from monge.backends.traced import tensors_of
 from monge.core.errors import OptionError
-from monge.engine.models.adapters import switches_of
-from monge.engine.models.masks import left_padded
+from monge.networks.adapters import switches_of
+from monge.networks.attention_masks import left_padded
 
 ANSWERS: Final = "answers.jsonl"
 _TURN: Final = 160  # most tokens of a turn that the target writes for the user

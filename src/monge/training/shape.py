@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import unknown_name
-from monge.core.model import FeatureModel
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
+from monge.networks.base import FeatureModel
 from monge.options import option
 from monge.training.calibrate import (
     calibrate_alignments,

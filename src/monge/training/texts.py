@@ -13,9 +13,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from monge.core.errors import OptionError, UnsupportedModelError
-from monge.core.model import FeatureModel
-from monge.engine.models.network_facts import OutputLayer
 from monge.loading.networks import as_sequence_model
+from monge.networks.base import FeatureModel
+from monge.networks.network_facts import OutputLayer
 
 HELD_OUT_ROWS: Final = 16
 """Held-out rows of an evaluation during training."""

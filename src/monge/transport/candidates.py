@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from monge.core.errors import LawError, OptionError
-from monge.core.law import MASS_TOLERANCE
-from monge.core.proposal import Deterministic, Proposal
+from monge.laws.law import MASS_TOLERANCE
+from monge.laws.proposal import Deterministic, Proposal
 from monge.transport.laws import Vector, check_fixed, check_law, check_width, dense
 
 MAX_TUPLES: Final = 1 << 18

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from monge.core.errors import LawError, OptionError
-from monge.core.law import MASS_TOLERANCE, DenseLaw, Law
+from monge.laws.law import MASS_TOLERANCE, DenseLaw, Law
 
 Vector = Float64[np.ndarray, " vocab"]
 

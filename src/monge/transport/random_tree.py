@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from monge.core.errors import LawError, OptionError
-from monge.core.law import MASS_TOLERANCE
+from monge.laws.law import MASS_TOLERANCE
 from monge.transport.candidates import CandidateLaw
 from monge.transport.laws import Tabular, check_law
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from monge.core.draws import Draws
 from monge.core.errors import ProposalMismatchError, RequestError
-from monge.core.law import Law, LawSequence
 from monge.core.parts import Part
-from monge.core.proposal import Arbitrary, Proposal
-from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
+from monge.laws.draws import Draws
+from monge.laws.law import Law, LawSequence
+from monge.laws.proposal import Arbitrary, Proposal
+from monge.laws.tree import TokenTree
 from monge.verify.problem import NodeProblem, ScoredTree, are_stacked
 from monge.verify.programs import Programs
 

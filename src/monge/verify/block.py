@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from monge.core.draws import Draws
-from monge.core.law import LawSequence
-from monge.core.proposal import Deterministic, Iid, Proposal
-from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
+from monge.laws.draws import Draws
+from monge.laws.law import LawSequence
+from monge.laws.proposal import Deterministic, Iid, Proposal
+from monge.laws.tree import TokenTree
 from monge.verify.base import Verifier
-from monge.verify.functional.masked import HostDraws
 from monge.verify.functional.on_host import HostChain
 from monge.verify.functional.rejection import whole_chain
+from monge.verify.functional.where import HostDraws
 from monge.verify.problem import ScoredTree, verdict_at
 from monge.verify.programs import Programs, on_chain, walk
 from monge.verify.whole_tree import decided_part, offered, walk_on

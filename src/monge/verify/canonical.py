@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.law import Law
-from monge.core.lazy_laws import below
-from monge.core.proposal import Deterministic, Iid, Independent, Proposal
+from monge.laws.draws import Draws
+from monge.laws.law import Law
+from monge.laws.lazy_laws import below
+from monge.laws.proposal import Deterministic, Iid, Independent, Proposal
 from monge.transport.canonical import MAX_LEADING, PairSelection, Tournament, tournament
 from monge.verify.flow import Flow, FlowRule, walked
 from monge.verify.problem import NodeProblem

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from monge.core.law import Law
-from monge.core.lazy_laws import Excess, below
+from monge.laws.law import Law
+from monge.laws.lazy_laws import Excess, below
 from monge.verify.base import NodeRule
 from monge.verify.problem import NodeProblem
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from monge.core.proposal import Deterministic, Mixed, Proposal
+from monge.laws.proposal import Deterministic, Mixed, Proposal
 from monge.verify.single_draft import SingleDraft
 
 

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
-from monge.core.clocks import clock_draws, first_token, num_clocks
-from monge.core.draws import ClockDraws, Draws
-from monge.core.law import Law, LawSequence
-from monge.core.proposal import Proposal
 from monge.core.setting_types import check_bounds
-from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
+from monge.laws.clocks import clock_draws, first_token, num_clocks
+from monge.laws.draws import ClockDraws, Draws
+from monge.laws.law import Law, LawSequence
+from monge.laws.proposal import Proposal
+from monge.laws.tree import TokenTree
 from monge.verify.base import Descent, Verifier
 from monge.verify.problem import ScoredTree
 from monge.verify.target_walk import TargetWalk

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from monge.core.draws import Draws
-from monge.core.law import Law
-from monge.core.lazy_laws import below
-from monge.core.proposal import Deterministic, Iid, Proposal
+from monge.laws.draws import Draws
+from monge.laws.law import Law
+from monge.laws.lazy_laws import below
+from monge.laws.proposal import Deterministic, Iid, Proposal
 from monge.verify.flow import Flow, FlowRule, walked
 from monge.verify.problem import NodeProblem
 

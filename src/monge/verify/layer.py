@@ -21,9 +21,11 @@ from typing import Final
 
 import torch
 
-from monge.core.draws import Draws
-from monge.core.law import Law, LawSequence, SparseLaw
-from monge.core.proposal import (
+from monge.core.registry import Registry
+from monge.core.verdict import Verdict
+from monge.laws.draws import Draws
+from monge.laws.law import Law, LawSequence, SparseLaw
+from monge.laws.proposal import (
     Deterministic,
     Iid,
     Independent,
@@ -32,9 +34,7 @@ from monge.core.proposal import (
     WithoutReplacement,
     entry_for,
 )
-from monge.core.registry import Registry
-from monge.core.tree import TokenTree
-from monge.core.verdict import Verdict
+from monge.laws.tree import TokenTree
 from monge.verify.base import Verifier
 from monge.verify.block import Block
 from monge.verify.canonical import Canonical

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from monge.core.draws import Draws
-from monge.core.law import Law, LawSequence, SparseLaw, sparse_part
-from monge.core.proposal import Arbitrary, Deterministic, Iid, PathDraws, Proposal
-from monge.core.tree import TokenTree, chain_of
 from monge.core.verdict import Verdict
+from monge.laws.draws import Draws
+from monge.laws.law import Law, LawSequence, SparseLaw, sparse_part
+from monge.laws.proposal import Arbitrary, Deterministic, Iid, PathDraws, Proposal
+from monge.laws.tree import TokenTree, chain_of
 from monge.verify.base import Verifier
 from monge.verify.block import Block
 from monge.verify.problem import ScoredTree

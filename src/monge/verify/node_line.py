@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
-from monge.core.draws import Draws
-from monge.core.law import Law
-from monge.core.lazy_laws import below, stable_order
+from monge.laws.draws import Draws
+from monge.laws.law import Law
+from monge.laws.lazy_laws import below, stable_order
 from monge.verify.flow import Flow
 from monge.verify.functional.lines import SMALLEST_MASS, STEPS
 from monge.verify.problem import NodeProblem

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.core.draws import Draws
-from monge.core.law import Law
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
+from monge.laws.draws import Draws
+from monge.laws.law import Law
+from monge.laws.proposal import Deterministic, Iid, Mixed, Proposal
 from monge.verify.flow import Flow, FlowRule, total_of, walked, with_fixed
 from monge.verify.functional.optimum import optimal
 from monge.verify.node_line import chances, decide

@@ -6,13 +6,13 @@ from typing import Protocol, TypeGuard
 from jaxtyping import Float
 from torch import Tensor
 
-from monge.core.draws import Draws
-from monge.core.law import Law, LawSequence
-from monge.core.model import Recorder
-from monge.core.proposal import Proposal
 from monge.core.sampling_rules import SamplingRules
-from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
+from monge.laws.draws import Draws
+from monge.laws.law import Law, LawSequence
+from monge.laws.proposal import Proposal
+from monge.laws.tree import TokenTree
+from monge.networks.base import Recorder
 
 
 class StackedLaws(LawSequence, Protocol):

@@ -21,13 +21,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from monge.core.draws import PeekableDraws, can_peek
-from monge.core.law import DenseLaw, Law, SparseLaw
-from monge.core.model import Recorder, launched
-from monge.core.proposal import Arbitrary, Deterministic, Proposal
-from monge.core.sampling_rules import RuleRows, SamplingRules, probs_from_logits, rule_rows
-from monge.core.tree import TokenTree
+from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import Verdict
+from monge.laws.draws import PeekableDraws, can_peek
+from monge.laws.from_logits import RuleRows, probs_from_logits, rule_rows
+from monge.laws.law import DenseLaw, Law, SparseLaw
+from monge.laws.proposal import Arbitrary, Deterministic, Proposal
+from monge.laws.tree import TokenTree
+from monge.networks.base import Recorder, launched
 from monge.verify.functional.optimum import layer, optimal
 from monge.verify.functional.rejection import block, recursive_rejection, target_walk
 from monge.verify.functional.tensors import (

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from monge.core.draws import Draws
-from monge.core.law import Law
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
+from monge.laws.draws import Draws
+from monge.laws.law import Law
+from monge.laws.proposal import Deterministic, Iid, Mixed, Proposal
 from monge.verify.flow import Flow, FlowRule, walked, with_fixed
-from monge.verify.functional.masked import HostDraws
 from monge.verify.functional.rejection import recursive_rejection, rejection
+from monge.verify.functional.where import HostDraws
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.core.draws import Draws
-from monge.core.law import Law
-from monge.core.lazy_laws import Excess
-from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
+from monge.laws.draws import Draws
+from monge.laws.law import Law
+from monge.laws.lazy_laws import Excess
+from monge.laws.proposal import Deterministic, Iid, Proposal, WithoutReplacement
 from monge.verify.flow import Emission, Flow, FlowRule, walked
-from monge.verify.functional.masked import share
+from monge.verify.functional.where import share
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk, without_replacement
 from monge.verify.rrs import emitted

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.core.draws import Draws
-from monge.core.law import Law
-from monge.core.lazy_laws import Excess, LazyLaw
-from monge.core.proposal import Deterministic, Iid, Proposal
+from monge.laws.draws import Draws
+from monge.laws.law import Law
+from monge.laws.lazy_laws import Excess, LazyLaw
+from monge.laws.proposal import Deterministic, Iid, Proposal
 from monge.verify.flow import Flow, FlowRule, LazyFlow, total_of, walked, with_fixed
 from monge.verify.functional.rejection import recursive_rejection
 from monge.verify.problem import NodeProblem

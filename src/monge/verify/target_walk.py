@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.core.draws import Draws
-from monge.core.law import Law
-from monge.core.proposal import PROPOSALS, Deterministic, Proposal
+from monge.laws.draws import Draws
+from monge.laws.law import Law
+from monge.laws.proposal import PROPOSALS, Deterministic, Proposal
 from monge.verify.flow import Emission, Flow, FlowRule, walked
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monge.core.draws import Draws
-from monge.core.law import Law, LawSequence
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
-from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
+from monge.laws.draws import Draws
+from monge.laws.law import Law, LawSequence
+from monge.laws.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.laws.tree import TokenTree
 from monge.verify.base import Verifier
-from monge.verify.functional.masked import HostDraws
 from monge.verify.functional.rejection import leaves_first, subtree_size, traversal
+from monge.verify.functional.where import HostDraws
 from monge.verify.problem import ScoredTree, verdict_at
 from monge.verify.programs import Programs, walk
 from monge.verify.whole_tree import decided_part, offered, walk_on

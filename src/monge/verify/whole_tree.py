@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from monge.core.errors import ProposalMismatchError
-from monge.core.law import Law, LawSequence
-from monge.core.proposal import Arbitrary, Deterministic, Proposal
-from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
+from monge.laws.law import Law, LawSequence
+from monge.laws.proposal import Arbitrary, Deterministic, Proposal
+from monge.laws.tree import TokenTree
 from monge.verify.base import Descent, Rule, check_laws, why_no_exactness
-from monge.verify.functional.masked import offers
+from monge.verify.functional.where import offers
 from monge.verify.problem import ScoredTree
 
 

@@ -18,12 +18,12 @@ from monge.draft.published_heads import Head
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
-from monge.engine.models.hf_tree import HfTreeModel
 from monge.heads.readers.base import PublishedHead
 from monge.heads.readers.registry import load_head
-from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.networks.hf_tree import HfTreeModel
+from monge.oracle.decoding import Case, output_law, target_law
+from monge.oracle.exact_law import law_error
+from monge.oracle.tabular import RandomTable, TabularModel
 from tests.engine.tiny import VOCAB as WORDS
 from tests.engine.tiny import network, prompts
 from tests.heads.readers.published import KINDS, Published

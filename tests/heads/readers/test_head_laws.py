@@ -7,17 +7,18 @@ import pytest
 import torch
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import TapeDraws
-from monge.core.model import NodeBlock
-from monge.core.proposal import Iid
-from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.core.tree import TokenTree
+from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import Verdict
 from monge.draft.published_heads import Head
 from monge.draft.tree.registry import TREES
 from monge.heads.readers.base import PublishedHead
 from monge.heads.readers.registry import load_head
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.laws.draws import TapeDraws
+from monge.laws.from_logits import law_from_logits
+from monge.laws.proposal import Iid
+from monge.laws.tree import TokenTree
+from monge.networks.base import NodeBlock
+from monge.oracle.tabular import RandomTable, TabularModel
 from tests.heads.readers.formulas import Case, formula
 from tests.heads.readers.published import KINDS
 from tests.kit.laws import total_variation

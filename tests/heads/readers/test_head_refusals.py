@@ -20,7 +20,7 @@ from monge.heads.readers.eagle3 import Eagle3Head
 from monge.heads.readers.registry import FORMATS, load_head
 from monge.loading.networks import load_network
 from monge.loading.sources import ModelSource
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.oracle.tabular import RandomTable, TabularModel
 from tests.heads.readers.published import KINDS, Published
 
 VOCAB = 4

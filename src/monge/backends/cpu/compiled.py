@@ -55,9 +55,10 @@ from monge.backends.traced import (
     tensors_of,
 )
 from monge.core.errors import BackendError
-from monge.core.model import CachedStep, ModuleForward
-from monge.engine.models.adapters import merge_adapters
-from monge.engine.models.forward_program import (
+from monge.networks.adapters import merge_adapters
+from monge.networks.attention_masks import chain_visibility, in_numbers
+from monge.networks.base import CachedStep, ModuleForward
+from monge.networks.forward_program import (
     MAX_ROWS,
     FastForward,
     Forward,
@@ -66,11 +67,10 @@ from monge.engine.models.forward_program import (
     NetworkForward,
     Run,
 )
-from monge.engine.models.masks import chain_visibility, in_numbers
-from monge.engine.models.network_facts import chooses_logits, packed_layers
-from monge.engine.models.tree_cache import TreeCache
-from monge.engine.notices import notify
-from monge.engine.process import run_in_thread
+from monge.networks.network_facts import chooses_logits, packed_layers
+from monge.networks.tree_cache import TreeCache
+from monge.runtime.notices import notify
+from monge.runtime.process import run_in_thread
 
 # With attention that is not our own, more tokens of a prompt or nodes of a row run in the network:
 # between products compiled code has one thread.

@@ -1,4 +1,4 @@
-"""The machine code of laws that are known by scores; see `monge.core.lazy_laws`."""
+"""The machine code of laws that are known by scores; see `monge.laws.lazy_laws`."""
 
 import ctypes
 from functools import cache
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from monge.backends.cpu.native_library import native_library
-from monge.core.lazy_laws import SIGNATURES, install
+from monge.laws.lazy_laws import SIGNATURES, install
 
 _SOURCE = Path(__file__).with_name("law_masses.cpp")
 

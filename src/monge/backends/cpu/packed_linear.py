@@ -31,8 +31,8 @@ from monge.backends.cpu.block_panels import (
 )
 from monge.backends.cpu.native_library import OPERATIONS, native_function
 from monge.backends.cpu.program_cache import layer_facts
-from monge.engine.models.adapters import merged_layer
-from monge.engine.models.network_facts import PackedLayer
+from monge.networks.adapters import merged_layer
+from monge.networks.network_facts import PackedLayer
 
 GROUPS: Final = {"int8": 64, "int4": 32}
 """Numbers of a row that share a scale, by kind of weights."""

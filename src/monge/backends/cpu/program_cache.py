@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import OptionError
-from monge.engine.models.adapters import plain_modules, plain_state
-from monge.engine.notices import notify, waiting
+from monge.networks.adapters import plain_modules, plain_state
+from monge.runtime.notices import notify, waiting
 
 FOLDER_VARIABLE: Final = "MONGE_CACHE"
 PROGRAMS, MODELS = "programs", "gguf"

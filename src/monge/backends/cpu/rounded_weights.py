@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from monge.backends.cpu.native_library import why_no_compiler
 from monge.backends.cpu.packed_linear import PackedLinear, load_packed_linear, pack_linears
 from monge.core.errors import BackendError, unknown_name
-from monge.engine.models.adapters import merge_adapters
-from monge.engine.models.network_facts import WEIGHTS, why_no_copy
-from monge.engine.notices import notify
+from monge.networks.adapters import merge_adapters
+from monge.networks.network_facts import WEIGHTS, why_no_copy
+from monge.runtime.notices import notify
 
 _FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 

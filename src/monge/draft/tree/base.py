@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws
-from monge.core.law import Law
-from monge.core.levels import LevelShape
 from monge.core.parts import Part
-from monge.core.proposal import Proposal
 from monge.core.sampling_rules import SamplingRules
-from monge.core.tree import GrowingTree, TokenTree
+from monge.laws.draws import Draws
+from monge.laws.law import Law
+from monge.laws.levels import LevelShape
+from monge.laws.proposal import Proposal
+from monge.laws.tree import GrowingTree, TokenTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

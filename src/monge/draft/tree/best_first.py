@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws
-from monge.core.law import Law
-from monge.core.proposal import Deterministic
 from monge.core.setting_types import check_bounds
-from monge.core.tree import GrowingTree, TokenTree
 from monge.draft.tree.base import TreeBuilder, TreeLimits
+from monge.laws.draws import Draws
+from monge.laws.law import Law
+from monge.laws.proposal import Deterministic
+from monge.laws.tree import GrowingTree, TokenTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,10 @@ from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 from monge.core.errors import OptionError
-from monge.core.law import Law, tempered
-from monge.core.proposal import (
+from monge.core.registry import Registry
+from monge.core.setting_types import check_bounds
+from monge.laws.law import Law, tempered
+from monge.laws.proposal import (
     Deterministic,
     Iid,
     Independent,
@@ -16,8 +18,6 @@ from monge.core.proposal import (
     SharedClocks,
     WithoutReplacement,
 )
-from monge.core.registry import Registry
-from monge.core.setting_types import check_bounds
 
 
 class Children:

@@ -7,16 +7,16 @@ from itertools import accumulate
 from operator import mul
 
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.law import Law
-from monge.core.levels import LevelShape
-from monge.core.proposal import Proposal
 from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import check_bounds
-from monge.core.tree import DrawnTokens, GrowingTree
 from monge.draft.tree.base import TreeBuilder, TreeLimits, nodes_left
 from monge.draft.tree.children import check_kind, way_of_drawing
+from monge.laws.draws import Draws
+from monge.laws.law import Law
+from monge.laws.levels import LevelShape
+from monge.laws.proposal import Proposal
+from monge.laws.tree import DrawnTokens, GrowingTree
 
 
 class LevelTree(TreeBuilder):

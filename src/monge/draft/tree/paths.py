@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws
-from monge.core.law import Law
-from monge.core.proposal import Iid, PathDraws, Proposal
 from monge.core.setting_types import check_bounds
-from monge.core.tree import GrowingTree
 from monge.draft.tree.base import TreeBuilder, TreeLimits, nodes_left
+from monge.laws.draws import Draws
+from monge.laws.law import Law
+from monge.laws.proposal import Iid, PathDraws, Proposal
+from monge.laws.tree import GrowingTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from monge.core.errors import OptionError
-from monge.core.model import FeatureModel
 from monge.heads.readers.attention import GroupedAttention, LatentAttention
 from monge.heads.readers.files import Checkpoint
 from monge.heads.readers.layers import Nodes
 from monge.heads.readers.slots import CacheSlots
+from monge.networks.base import FeatureModel
 
 Unembed = Callable[[Tensor], Tensor]
 """Maps the target's last hidden states to its logits."""

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from monge.core.model import CachedStep
 from monge.heads.readers.base import ChainHead, PublishedHead, Unembed
 from monge.heads.readers.block import DFlashHead
 from monge.heads.readers.slots import CacheSlots
+from monge.networks.base import CachedStep
 
 Places = tuple[Tensor, Tensor, Tensor]
 

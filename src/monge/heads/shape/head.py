@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from monge.core.errors import OptionError, unknown_name
-from monge.core.model import FeatureModel
 from monge.heads.shape.alignment import ALIGNMENTS, Alignment, NoMap
 from monge.heads.shape.predictors import (
     GatedPredictor,
@@ -18,6 +17,7 @@ from monge.heads.shape.predictors import (
     States,
     StepPredictor,
 )
+from monge.networks.base import FeatureModel
 
 _PROBES: Final = 16
 """Tokens whose embeddings distinguish targets."""

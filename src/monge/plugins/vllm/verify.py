@@ -12,9 +12,10 @@ from jaxtyping import Float, Float64, Int, Int32, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
-from monge.core.law import one_hot
-from monge.core.lazy_laws import can_read, can_score, laws_of_masses
-from monge.core.sampling_rules import SamplingRules, laws_from_logits
+from monge.core.sampling_rules import SamplingRules
+from monge.laws.from_logits import laws_from_logits
+from monge.laws.law import one_hot
+from monge.laws.lazy_laws import can_read, can_score, laws_of_masses
 from monge.verify import functional as f
 from monge.verify.functional import on_host
 from monge.verify.functional.rejection import whole_chain

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from dataclasses import fields as fields_of
 from typing import Any, Final
 
-from monge.engine.logprobs import Drawn, TokenLogprob
-from monge.engine.text import PlacedTexts, TokenTexts
 from monge.page.trace import Origins, RunTrace
+from monge.requests.logprobs import Drawn, TokenLogprob
+from monge.requests.text import PlacedTexts, TokenTexts
 from monge.serve.api.call_reader import CallReader
 from monge.serve.api.errors import ApiError, failure
 from monge.serve.api.request_parser import ParsedRequest

@@ -14,8 +14,8 @@ from weakref import WeakValueDictionary
 
 from monge.core.errors import BackendError, OptionError
 from monge.core.grammar import Grammar
-from monge.engine import grammar_trial
-from monge.engine.grammar import GrammarCompiler
+from monge.requests import grammar_trial
+from monge.requests.grammar import GrammarCompiler
 from monge.serve.api.request_worker import run_in_daemon
 
 _TOO_MUCH: Final = (

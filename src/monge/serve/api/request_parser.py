@@ -12,11 +12,11 @@ from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
 from monge.core.grammar import Grammar
 from monge.core.text import token_ids_of
-from monge.engine.chat_format import TemplateFormat
 from monge.engine.decoder import Decoder
-from monge.engine.logprobs import LogprobOptions
 from monge.engine.session import Request
 from monge.options import SamplingOptions, ServeOptions, options_of
+from monge.requests.chat_format import TemplateFormat
+from monge.requests.logprobs import LogprobOptions
 from monge.serve.api.bodies import checked
 from monge.serve.api.conversations import Message, NamedTool, Tool
 from monge.serve.api.errors import TOO_LONG, ApiError, refused

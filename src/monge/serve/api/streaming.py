@@ -11,7 +11,7 @@ from typing import Any, Final
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from monge.engine.logprobs import TokenLogprob
+from monge.requests.logprobs import TokenLogprob
 from monge.serve.api.answers import Answers, dumped
 from monge.serve.api.errors import ApiError
 from monge.serve.api.request_parser import ParsedRequest

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from monge.core.errors import OptionError
 from monge.core.grammar import Grammar
-from monge.engine.chat_format import ChatFormat, Message, TemplateFormat, Tool
-from monge.engine.grammar import ANY_WHITESPACE, ON_ONE_LINE
+from monge.requests.chat_format import ChatFormat, Message, TemplateFormat, Tool
+from monge.requests.grammar import ANY_WHITESPACE, ON_ONE_LINE
 from monge.serve.api.conversations import Function
 
 _PROBE: Final = "probe_function"

@@ -14,9 +14,9 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from monge.engine.decoder import Decoder
-from monge.engine.text import TokenTexts
 from monge.options import ServeOptions
 from monge.page.trace import drafters_of, origins_of
+from monge.requests.text import TokenTexts
 from monge.serve.api.answers import Answers, dumped
 from monge.serve.api.bodies import check_headers
 from monge.serve.api.grammar_trials import GrammarTrials

@@ -9,9 +9,9 @@ from typing import Literal
 
 from monge.core.errors import MongeError
 from monge.core.verdict import StepRecord
-from monge.engine.grammar import FORCED
-from monge.engine.logprobs import TokenLogprob
 from monge.engine.session import FinishReason, Session
+from monge.requests.grammar import FORCED
+from monge.requests.logprobs import TokenLogprob
 
 GenerationFinish = FinishReason | Literal["cancelled", "deadline"]
 """`eos`, `stop`, `length`, `error`, or ended by the client (`cancelled`) or by its deadline."""

@@ -15,10 +15,10 @@ from monge.core.errors import GrammarError, OptionError
 from monge.engine.batch import Batch
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
-from monge.engine.prefix_cache import PrefixCache
-from monge.engine.process import release_openmp_pool, trim_heap
 from monge.engine.session import Request, check_length
+from monge.networks.prefix_cache import PrefixCache
 from monge.options import ServeOptions
+from monge.runtime.process import release_openmp_pool, trim_heap
 from monge.serve.scheduling.generation import (
     Generation,
     GenerationFinish,

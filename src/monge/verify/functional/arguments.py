@@ -15,12 +15,13 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
-from monge.core import sampling_rules
 from monge.core.errors import OptionError
-from monge.core.law import DenseLaw, SparseLaw
-from monge.core.lazy_laws import can_score
-from monge.core.sampling_rules import RuleRows, SamplingRules, laws_from_logits
+from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import is_of
+from monge.laws import from_logits
+from monge.laws.from_logits import RuleRows, laws_from_logits
+from monge.laws.law import DenseLaw, SparseLaw
+from monge.laws.lazy_laws import can_score
 from monge.verify.functional.tensors import DraftLaws, Verified
 from monge.verify.functional.tensors import quantile as _quantile
 
@@ -164,7 +165,7 @@ def probs_from_logits(
     if is_host and (num_sorted is not None or can_score(logits, 1.0)):
         return _rows_of_laws(logits, rules)
     heat = rules[:1]
-    probs = sampling_rules.probs_from_logits(
+    probs = from_logits.probs_from_logits(
         logits, RuleRows(torch.cat([heat + (heat == 0), rules[1:]]), num_sorted)
     )
     if not isinstance(temperature, Tensor) and temperature > 0:

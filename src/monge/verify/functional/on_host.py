@@ -15,10 +15,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from monge.core.draws import TapeDraws
-from monge.core.law import Law, LawSequence
-from monge.core.lazy_laws import Excess, can_read, laws_of_masses
-from monge.verify.functional.masked import HostDraws, Uniforms, share
+from monge.laws.draws import TapeDraws
+from monge.laws.law import Law, LawSequence
+from monge.laws.lazy_laws import Excess, can_read, laws_of_masses
 from monge.verify.functional.rejection import rejection, whole_chain
 from monge.verify.functional.tensors import (
     Children,
@@ -27,6 +26,7 @@ from monge.verify.functional.tensors import (
     children_of,
     frozen,
 )
+from monge.verify.functional.where import HostDraws, Uniforms, share
 
 
 class HostChain:

@@ -9,7 +9,6 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from monge.verify.functional.lines import SMALLEST_MASS, Lines, Scores
-from monge.verify.functional.masked import RowLaws
 from monge.verify.functional.rejection import block
 from monge.verify.functional.tensors import (
     BatchWalk,
@@ -29,6 +28,7 @@ from monge.verify.functional.tensors import (
     num_uniforms,
     quantile,
 )
+from monge.verify.functional.where import RowLaws
 
 
 def optimal(

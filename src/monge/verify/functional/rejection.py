@@ -11,7 +11,21 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from monge.verify.functional.masked import (
+from monge.verify.functional.tensors import (
+    BatchWalk,
+    Children,
+    DraftLaws,
+    TreeTensors,
+    Verified,
+    Ways,
+    at_node,
+    checked_fixed,
+    children_of,
+    draft_at,
+    draft_of,
+    frozen,
+)
+from monge.verify.functional.where import (
     AnyLaw,
     Mask,
     RowLaws,
@@ -27,20 +41,6 @@ from monge.verify.functional.masked import (
     pick,
     share,
     without,
-)
-from monge.verify.functional.tensors import (
-    BatchWalk,
-    Children,
-    DraftLaws,
-    TreeTensors,
-    Verified,
-    Ways,
-    at_node,
-    checked_fixed,
-    children_of,
-    draft_at,
-    draft_of,
-    frozen,
 )
 
 

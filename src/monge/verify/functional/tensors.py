@@ -9,8 +9,8 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from monge.core.errors import OptionError, ProposalMismatchError
-from monge.core.quantiles import independent
-from monge.core.tree import depths_of, path_to
+from monge.laws.quantiles import independent
+from monge.laws.tree import depths_of, path_to
 
 Children = Sequence[Sequence[int]]
 

@@ -1,1 +1,0 @@
-"""Networks as models that read trees."""

@@ -1,0 +1,1 @@
+"""Distributions, what is drawn from them, and trees of drawn tokens."""

@@ -1,0 +1,1 @@
+"""Networks: their interface, their caches, and hosts that read trees and chains."""

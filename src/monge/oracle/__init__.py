@@ -1,0 +1,1 @@
+"""Exact enumeration: tabular networks, output distributions, and the acceptance of every verifier."""

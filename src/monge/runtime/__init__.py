@@ -1,0 +1,1 @@
+"""This process: its clock, its threads, and notices for the person who waits."""
