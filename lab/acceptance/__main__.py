@@ -30,7 +30,7 @@ from monge.transport.inputs import check_candidates
 
 OUT: Final = Path("out/acceptance")
 BEST_ROWS: Final = 12
-PUBLISHED: Final = ("k_seq", "rrs", "multipath_block", "traversal", "layer")
+PUBLISHED: Final = ("k_seq", "recursive_rejection", "multipath_block", "traversal", "layer")
 
 
 @reported

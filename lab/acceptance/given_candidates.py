@@ -22,7 +22,7 @@ from monge.verify.flow import Flow, walked
 from monge.verify.functional.lines import SMALLEST_MASS
 from monge.verify.optimal import Optimal, completed
 from monge.verify.problem import NodeProblem
-from monge.verify.rrs import emitted
+from monge.verify.recursive_rejection import emitted
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from monge.verify.problem import NodeProblem
 from monge.verify.registry import VERIFIERS
 
 OPTIMUM: Final = "optimum"
-WALK: Final = "target_walk"
+WALK: Final = "sample_and_match"
 MAX_CALLS: Final = 100
 """Most calls of the recursion over rejected tokens at one node of many: milliseconds."""
 

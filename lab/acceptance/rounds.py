@@ -29,8 +29,8 @@ from monge.verify.base import why_no_exactness
 from monge.verify.registry import VERIFIERS
 
 BATCH: Final = 8
-SINGLE: Final = "single_draft"
-REJECTIONS: Final = ("rrs", "rrs_without_replacement")
+SINGLE: Final = "speculative_sampling"
+REJECTIONS: Final = ("recursive_rejection", "recursive_rejection_without_replacement")
 """Recursive rejection: the rule that engines use, with and without replacement."""
 
 

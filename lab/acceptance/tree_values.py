@@ -29,7 +29,7 @@ from monge.verify.layer import Layer, LayerPass
 from monge.verify.optimal import Optimal
 from monge.verify.problem import ScoredTree
 from monge.verify.registry import VERIFIERS
-from monge.verify.target_walk import TargetWalk
+from monge.verify.sample_and_match import SampleAndMatch
 
 MAX_TREES_SOLVED: Final = 4000
 """Most trees that the linear program is given: seconds on one core."""
@@ -88,7 +88,9 @@ def expected_accepted(rule: Rule, table: TreeTable) -> tuple[float | None, str]:
     if isinstance(rule, Optimal):
         rule = OptimalGivenCandidates()
     if isinstance(rule, Gumbel):
-        rule = TargetWalk()  # its races do not know candidates that are drawn without its clocks
+        rule = (
+            SampleAndMatch()
+        )  # its races do not know candidates that are drawn without its clocks
     try:
         if isinstance(rule, NodeRule):
             return _below((), 1, rule, table), BY_NODES

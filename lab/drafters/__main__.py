@@ -54,7 +54,7 @@ def main(
 
     One target, the same prompts, at most 16 drafted nodes a round, batch 1.
 
-    Those that have laws of their own build one tree and are verified by one rule; the target walk
+    Those that have laws of their own build one tree and are verified by one rule; sample and match
     verifies the others. Beside the draft model and the drafters that nobody trains stand the heads
     that are named, and SHAPE without training, fitted to text that the target writes; SHAPE heads
     with every alignment that the question of transport needs: none, one temperature for each step,

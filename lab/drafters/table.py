@@ -1,7 +1,7 @@
 """`python -m lab.drafters`: every drafter with one target, the same prompts and as many drafted nodes a round.
 
 Drafters with laws of their own build the same tree and are verified by the same rule; the others
-propose what they have, cut to the same number of nodes, and the target walk verifies, which is
+propose what they have, cut to the same number of nodes, and sample and match verifies, which is
 optimal for candidates that are not drawn.
 """
 
@@ -32,8 +32,8 @@ from monge.training.texts import Text, Texts, feature_model, gradient_ends, read
 NODES: Final = 16
 """Most drafted nodes of a round."""
 TREES: Final = {
-    0.0: f"tree=best_first({NODES}, 3, 4), verifier=target_walk",
-    1.0: "tree=fixed_width((3, 2, 1), children='iid'), verifier=rrs",
+    0.0: f"tree=best_first({NODES}, 3, 4), verifier=sample_and_match",
+    1.0: "tree=fixed_width((3, 2, 1), children='iid'), verifier=recursive_rejection",
 }
 """Tree and rule of drafters with laws, by temperature."""
 VARIANTS: Final = ("none", "temperature", "gaussian")

@@ -27,9 +27,9 @@ from monge.training.texts import Ends, Text, Texts, feature_model, gradient_ends
 ARMS: Final = ("none", "temperature", "diagonal", *(name for name in ALIGNMENTS if name != "none"))
 """Alignments, and one temperature for each step in their place."""
 LOOPS: Final = (
-    ("chain(3)", "single_draft"),
-    ("fixed_width((4, 2, 1), children='iid')", "rrs"),
-    ("best_first(16, 3, 4)", "target_walk"),
+    ("chain(3)", "speculative_sampling"),
+    ("fixed_width((4, 2, 1), children='iid')", "recursive_rejection"),
+    ("best_first(16, 3, 4)", "sample_and_match"),
 )
 """Trees and rules that the loop runs."""
 

@@ -315,7 +315,7 @@ class _Nodes:
     def work(self, name: str) -> Work | str:
         """Return the work that is timed under a rule's name, or why nothing is."""
         rule, width = VERIFIERS.parse(name), self._cell["width"]
-        # Deterministic candidates are left to the target walk, so they show nothing of a rule that
+        # Deterministic candidates are left to sample and match, so they show nothing of a rule that
         # is exact for draws.
         kinds = [
             kind for kind in CHILDREN if CHILDREN[kind].proposes in rule.accepts - {Deterministic}

@@ -6,6 +6,7 @@ model of `transformers` decode speculatively.
 """
 
 import typing
+import warnings as _warnings
 from importlib import import_module as _import_module
 from importlib.metadata import version as _version
 
@@ -54,7 +55,7 @@ if typing.TYPE_CHECKING:
     from monge.draft.tree.paths import Paths as Paths
     from monge.draft.tree.registry import TREES as TREES
     from monge.engine.decoder import Decoder as Decoder
-    from monge.engine.decoder import Piece as Piece
+    from monge.engine.decoder import StreamChunk as StreamChunk
     from monge.engine.result import GenerationResult as GenerationResult
     from monge.engine.result import GenerationStats as GenerationStats
     from monge.laws.from_logits import law_from_logits as law_from_logits
@@ -75,11 +76,13 @@ if typing.TYPE_CHECKING:
     from monge.verify.multipath_block import MultipathBlock as MultipathBlock
     from monge.verify.naive_tree import NaiveTree as NaiveTree
     from monge.verify.optimal import Optimal as Optimal
+    from monge.verify.recursive_rejection import RecursiveRejection as RecursiveRejection
+    from monge.verify.recursive_rejection_without_replacement import (
+        RecursiveRejectionWithoutReplacement as RecursiveRejectionWithoutReplacement,
+    )
     from monge.verify.registry import VERIFIERS as VERIFIERS
-    from monge.verify.rrs import Rrs as Rrs
-    from monge.verify.rrs_without_replacement import RrsWithoutReplacement as RrsWithoutReplacement
-    from monge.verify.single_draft import SingleDraft as SingleDraft
-    from monge.verify.target_walk import TargetWalk as TargetWalk
+    from monge.verify.sample_and_match import SampleAndMatch as SampleAndMatch
+    from monge.verify.speculative_sampling import SpeculativeSampling as SpeculativeSampling
     from monge.verify.traversal import Traversal as Traversal
 
 _MODULES = {
@@ -96,7 +99,7 @@ _MODULES = {
     "monge.core.verdict": "StepRecord Verdict",
     "monge.draft.registry": "DRAFTERS",
     "monge.draft.tree.registry": "TREES",
-    "monge.engine.decoder": "Decoder Piece",
+    "monge.engine.decoder": "Decoder StreamChunk",
     "monge.engine.result": "GenerationResult GenerationStats",
     "monge.plugins.transformers_generate": "accelerate generate is_accelerated restore speculate",
     "monge.verify.registry": "VERIFIERS",
@@ -109,11 +112,19 @@ _PLACES |= {
 }
 """The module of each name. Modules are imported at first use, because torch takes a second."""
 
+_FORMER_NAMES = {"Piece": "StreamChunk"}
+"""Names that this release takes beside the present names."""
+
 __version__ = _version("monge")
 __all__ = [*_PLACES]  # noqa: PLE0604 (of texts)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:
+    if name in _FORMER_NAMES:
+        present = _FORMER_NAMES[name]
+        text = f"monge.{name} is monge.{present} now; the next release takes no other name"
+        _warnings.warn(text, FutureWarning, stacklevel=2)
+        return __getattr__(present)
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(_import_module(_PLACES[name]), name)

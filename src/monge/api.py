@@ -39,9 +39,9 @@ from monge.draft.registry import DRAFTERS
 from monge.draft.text_history import TextHistory
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.registry import TREES
+from monge.engine.batch_invariance import check_batch_invariance
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
-from monge.engine.exact_numerics import check_exact_numerics
 from monge.loading.networks import (
     as_draft_model,
     as_sequence_model,
@@ -52,12 +52,12 @@ from monge.loading.networks import (
 from monge.loading.sources import BUILT_IN, AdaptedModel, ModelSource
 from monge.networks.base import SequenceModel
 from monge.networks.hf_tree import make_models_ready
-from monge.options import PARTS, LoadOptions, checked
+from monge.options import PARTS, LoadOptions, by_present_names, checked
 from monge.requests.chat_format import chat_format
 from monge.requests.text import Tokenizer
 from monge.verify.base import Rule
 from monge.verify.registry import VERIFIERS
-from monge.verify.target_walk import TargetWalk
+from monge.verify.sample_and_match import SampleAndMatch
 
 Source = str | Path | PreTrainedModel | ModelSource
 
@@ -78,14 +78,15 @@ _Options = ParamSpec("_Options")
 
 
 def _configured(function: Callable[_Options, Decoder]) -> Callable[_Options, Decoder]:
-    """Take arguments that a call does not give from the file `config`."""
+    """Take arguments that a call does not give from the file `config`, and former names of arguments."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def load(*args: _Options.args, **options: _Options.kwargs) -> Decoder:
+    def load(*args: _Options.args, **given_options: _Options.kwargs) -> Decoder:
+        options = by_present_names(given_options)
         config = options.pop("config", None)
         if config is None:
-            return function(*args, **options)
+            return cast(Callable[..., Decoder], function)(*args, **options)
         given = signature.bind_partial(*args, **options).arguments
         chosen: Any = read_config(cast(str | Path, config)) | given
         return cast(Callable[..., Decoder], function)(**chosen)
@@ -112,7 +113,7 @@ def load(
     max_batch_size: int = 8,
     trust_remote_code: bool = False,
     cross_tokenizer: bool = False,
-    exact_numerics: bool = False,
+    batch_invariant: bool = False,
     chat_template: str | None = None,
 ) -> Decoder:
     """Load a target and its drafter.
@@ -143,7 +144,7 @@ def load(
             top tokens for greedy requests.
         verifier: Acceptance rule. `None` takes the rule that accepts most for these candidates:
             `block` for a sampled chain, `traversal` for trees without replacement, `layer` for
-            other sampled trees, `gumbel` for shared clocks, `target_walk` for deterministic
+            other sampled trees, `gumbel` for shared clocks, `sample_and_match` for deterministic
             candidates.
         controller: Decides how much to draft. Of several controllers, a request may choose by name;
             the first is the default. `None` takes `goodput`, and `fixed` for sampled requests with
@@ -163,7 +164,7 @@ def load(
         trust_remote_code: Run code that comes with a checkpoint.
         cross_tokenizer: Take a draft model with another tokenizer too: it drafts the tokens that
             both have, or with the drafter `retokenize` text.
-        exact_numerics: Refuse a target whose logits depend on how many tokens or requests a forward
+        batch_invariant: Refuse a target whose logits depend on how many tokens or requests a forward
             reads, as a trial finds: then greedy text does not depend on drafts, not even at
             near-ties.
         chat_template: How conversations are written: a file with a Jinja template, or
@@ -190,8 +191,8 @@ def load(
         place = source if tokenizer is None else tokenizer
         tokenizer = load_tokenizer(place, trust_remote_code=trust_remote_code)
     target_model = as_sequence_model(network, backend=source.backend)
-    if exact_numerics:
-        check_exact_numerics(target_model)
+    if batch_invariant:
+        check_batch_invariance(target_model)
     draft_models = [
         _load_draft(
             draft_source,
@@ -286,7 +287,7 @@ def make_components(
         drafter=drafter,
         rule=rule,
         controller=chosen.first,
-        greedy_rule=TargetWalk(),
+        greedy_rule=SampleAndMatch(),
         draft_models=drafts,
         alternatives=lambda: [(name, VERIFIERS.make(name)) for name in VERIFIERS],
         shared=SharedState(latency, members=members, max_depth=can.max_depth),

@@ -20,7 +20,7 @@ from monge.verify.base import Rule, why_no_exactness
 from monge.verify.block import Block
 from monge.verify.gumbel import Gumbel
 from monge.verify.layer import Layer
-from monge.verify.target_walk import TargetWalk
+from monge.verify.sample_and_match import SampleAndMatch
 from monge.verify.traversal import Traversal
 
 ADAPTIVE: Final = "goodput"
@@ -155,7 +155,7 @@ def default_tree(
 def default_rule(proposes: frozenset[type[Proposal]], max_width: int | None) -> Rule:
     """Return the exact verifier that accepts most for candidates drawn in these ways.
 
-    Deterministic candidates use the target walk, which is optimal there. A sampled chain uses the
+    Deterministic candidates use sample and match, which is optimal there. A sampled chain uses the
     optimal rule of a single path, and trees without replacement use `traversal`. Other sampled
     trees use the best known rule of their way of drawing, lifted to the whole tree. Shared clocks
     use the race of these clocks.
@@ -164,7 +164,7 @@ def default_rule(proposes: frozenset[type[Proposal]], max_width: int | None) -> 
         proposes: Kinds of proposals that may occur.
         max_width: Most candidates of a node; `None` for unbounded.
     """
-    walk = TargetWalk()
+    walk = SampleAndMatch()
     if proposes <= {Deterministic, Arbitrary}:
         return walk
     whole_tree = (

@@ -5,6 +5,7 @@ torch, so that a mistyped option is refused at once.
 """
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -114,7 +115,7 @@ class LoadOptions:
         MODELS,
         "Take a draft model with another tokenizer: it drafts the tokens that both have.",
     )
-    exact_numerics: bool = option(
+    batch_invariant: bool = option(
         False, MODELS, "Refuse a target whose logits depend on how many tokens a forward reads."
     )
     chat_template: str | None = option(
@@ -265,16 +266,16 @@ class SamplingOptions(LengthAndTruncation):
         help="Scores of tokens and of so many top ones, under the law that they come from; also of "
         "the tokens under the model at temperature 1, and the mass that truncation kept.",
     )
-    processors: Sequence[Callable[..., Any]] = _argument(
+    logits_processors: Sequence[Callable[..., Any]] = _argument(
         (),
         help="Logits processors, `(token_ids [1, seq], scores [1, vocab]) -> scores`, before the "
         "penalties; each text decodes with copies of them, which may keep state.",
     )
-    stop_check: Callable[[tuple[int, ...]], bool] | None = _argument(
+    stopping_criteria: Callable[[tuple[int, ...]], bool] | None = _argument(
         None, help="Called with all token ids after every token; true stops."
     )
     controller: str | None = _argument(None, help="Which of the controllers of `load` plans.")
-    keeps_trees: bool = _argument(False, help="Whether records have the trees of their rounds.")
+    return_trees: bool = _argument(False, help="Whether records have the trees of their rounds.")
 
     def __post_init__(self) -> None:
         wholes = ("n", self.n, 1), ("min_tokens", self.min_tokens, 0)
@@ -463,9 +464,16 @@ PARTS: Final = tuple(
 """Options that choose the parts of a decoder, whose networks are loaded."""
 
 
-FORMER_KEYS: Final = {"lame_duck": "shutdown_delay", "drain": "graceful_timeout"}
-"""Names of a server's options in files, and with dashes on the command line, that this release takes
-beside the new names."""
+FORMER_KEYS: Final = {
+    "lame_duck": "shutdown_delay",
+    "drain": "graceful_timeout",
+    "exact_numerics": "batch_invariant",
+    "processors": "logits_processors",
+    "stop_check": "stopping_criteria",
+    "keeps_trees": "return_trees",
+}
+"""Names of options in Python and in files, and with dashes on the command line, that this release takes
+beside the present names."""
 HERE_ONLY: Final = (
     *("access_log", "log_format", "shutdown_delay_s"),
     *("root_path", "ssl_keyfile", "ssl_certfile"),
@@ -512,6 +520,21 @@ def changed(options: object) -> dict[str, Any]:
     }
 
 
+def by_present_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keyword arguments by the present names of options; former names are taken with a warning.
+
+    Raises:
+        OptionError: If an option is given by both names.
+    """
+    for name in given.keys() & FORMER_KEYS.keys():
+        present = FORMER_KEYS[name]
+        if present in given:
+            raise OptionError(f"{present} is given twice, also as {name}; leave {name} out")
+        text = f"{name} is {present} now; the next release takes no other name"
+        warnings.warn(text, FutureWarning, stacklevel=4)
+    return {FORMER_KEYS.get(name, name): value for name, value in given.items()}
+
+
 def checked(
     group: type[Group], given: Mapping[str, Any], known: Sequence[str], **defaults: Any
 ) -> Group:
@@ -520,6 +543,7 @@ def checked(
     Raises:
         OptionError: If a name is unknown.
     """
+    given = by_present_names(given)
     for name in given:
         if name not in known:
             raise unknown_name("option", name, known)

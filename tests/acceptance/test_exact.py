@@ -34,9 +34,9 @@ def test_closed_forms_are_what_the_rules_do(p, q):
             assert best is None or value <= best + EXACT, (name, way)
             compared.add(name)
     assert {
-        "target_walk",
-        "rrs",
-        "rrs_without_replacement",
+        "sample_and_match",
+        "recursive_rejection",
+        "recursive_rejection_without_replacement",
         "naive_tree",
         "k_seq",
         "greedy",

@@ -86,13 +86,13 @@ def test_lengths_beyond_the_context():
         table_decoder(max_length=10).generate([[0, 1, 2]], max_new_tokens=8)
     expected = "draft depth 12 does not fit the target's context of 10 tokens"
     with pytest.raises(OptionError, match=expected):
-        table_decoder(max_length=10, tree="chain(12)", verifier="single_draft")
+        table_decoder(max_length=10, tree="chain(12)", verifier="speculative_sampling")
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"verifier": "rss"}, "unknown verifier 'rss'; did you mean 'rrs'"),
+        ({"verifier": "rss"}, "unknown verifier 'rss'; did you mean 'recursive_rejection'"),
         ({"drafter": "n-gram"}, "cannot read drafter 'n-gram'|unknown drafter"),
         ({"drafter": "ngrams"}, "unknown drafter 'ngrams'; did you mean 'ngram'"),
         ({"tree": "chian"}, "unknown tree 'chian'; did you mean 'chain'"),
@@ -117,11 +117,13 @@ def test_names_and_settings(parts, message):
 def test_illegal_pairs_name_the_legal_verifiers():
     with pytest.raises(
         ProposalMismatchError,
-        match="Rrs is exact for .*WithoutReplacement; legal here: target_walk, rrs_without",
+        match="RecursiveRejection is exact for .*WithoutReplacement; legal here: sample_and_match, rrs_without",
     ):
-        table_decoder(tree="fixed_width((2,), 'without_replacement')", verifier="rrs")
+        table_decoder(
+            tree="fixed_width((2,), 'without_replacement')", verifier="recursive_rejection"
+        )
     with pytest.raises(ProposalMismatchError, match="at most 1 candidate.*up to 2 are offered"):
-        table_decoder(tree="fixed_width((2,), 'iid')", verifier="single_draft")
+        table_decoder(tree="fixed_width((2,), 'iid')", verifier="speculative_sampling")
 
 
 def test_missing_and_broken_checkpoints(tmp_path):

@@ -26,7 +26,7 @@ from monge.loading.named_models import PackagedModel
 from monge.loading.networks import load_network
 from monge.loading.sources import ModelSource
 from monge.runtime.notices import watched_by
-from monge.verify.single_draft import SingleDraft
+from monge.verify.speculative_sampling import SpeculativeSampling
 from tests.kit.tables import table
 from tests.serve.served import toy_app, toy_decoder
 
@@ -188,7 +188,7 @@ def test_a_controller_that_selects_gets_lookups_too(controller):
     assert drafter.drafters["ngram"] == Ngram(min_ngram=2)
 
 
-class OnlyDraws(SingleDraft):
+class OnlyDraws(SpeculativeSampling):
     """A user's rule that is not exact for candidates that nobody draws."""
 
     accepts = frozenset({Iid})
@@ -225,7 +225,15 @@ def test_what_was_asked_for_goes_to_the_draft_model():
 
 @pytest.mark.parametrize(
     "verifier",
-    ["rrs", "rrs_without_replacement", "target_walk", "block", "traversal", "optimal", "gumbel"],
+    [
+        "recursive_rejection",
+        "recursive_rejection_without_replacement",
+        "sample_and_match",
+        "block",
+        "traversal",
+        "optimal",
+        "gumbel",
+    ],
 )
 def test_every_verifier_decodes(verifier):
     result = write(components(verifier=verifier), max_new_tokens=30)

@@ -2,6 +2,7 @@
 
 import pytest
 
+import monge
 from monge.core.errors import OptionError
 from tests.serve.served import toy_decoder
 
@@ -79,3 +80,44 @@ def test_unknown_options_name_the_one_that_was_meant(name, meant):
     for call in (decoder.generate, decoder.stream):
         with pytest.raises(OptionError, match=f"unknown option '{name}'; did you mean '{meant}'?"):
             list(call(PROMPT, **{name: 3}))
+
+
+def test_former_names_of_options_are_taken_with_a_warning():
+    """For one release."""
+    calls = list[int]()
+    former = {
+        "processors": [lambda token_ids, scores: scores],
+        "stop_check": lambda token_ids: calls.append(1) or len(calls) == 3,
+        "keeps_trees": True,
+    }
+    for name, value in former.items():
+        with pytest.warns(FutureWarning, match=f"{name} is \\w+ now"):
+            (result,) = toy_decoder().generate(
+                [PROMPT], max_new_tokens=8, ignore_eos=True, **{name: value}
+            )
+        assert len(result.token_ids) == (3 if name == "stop_check" else 8)
+    assert result.records[-1].tree is not None
+    with pytest.raises(OptionError, match="return_trees is given twice, also as keeps_trees"):
+        ids(keeps_trees=True, return_trees=True)
+
+
+@pytest.mark.parametrize(
+    ("former", "present"),
+    [
+        ("target_walk", "sample_and_match"),
+        ("rrs", "recursive_rejection"),
+    ],
+)
+def test_former_names_of_verifiers_are_taken_with_a_warning(former, present):
+    """For one release."""
+    with pytest.warns(FutureWarning, match="the next release takes no other name"):
+        verifier = monge.VERIFIERS.parse(former)
+    assert verifier == monge.VERIFIERS.parse(present)
+
+
+def test_former_names_of_loading_and_streaming_are_taken_with_a_warning():
+    """For one release."""
+    with pytest.warns(FutureWarning, match="monge.Piece is monge.StreamChunk now"):
+        assert monge.Piece is monge.StreamChunk
+    with pytest.warns(FutureWarning, match="exact_numerics is batch_invariant now"):
+        monge.load(exact_numerics=False)

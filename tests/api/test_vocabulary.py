@@ -23,7 +23,10 @@ def resized(size: int) -> ResizedVocabulary:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
     ("tree", "verifier"),
-    [("chain(2)", "single_draft"), ("fixed_width((2,))", "rrs_without_replacement")],
+    [
+        ("chain(2)", "speculative_sampling"),
+        ("fixed_width((2,))", "recursive_rejection_without_replacement"),
+    ],
 )
 def test_padding_does_not_change_the_law(size, tree, verifier):
     case = Case(horizon=2, max_new_tokens=3)

@@ -46,7 +46,7 @@ DRAFTS: dict[str, dict[str, str]] = {
 }
 FEW = [
     ("block", "model, chain"),
-    ("rrs", "model, i.i.d. tree"),
+    ("recursive_rejection", "model, i.i.d. tree"),
     ("layer", "pool of ngram and model"),
 ]
 

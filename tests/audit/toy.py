@@ -53,10 +53,14 @@ class LoopEngine:
 
 
 LOOP_ENGINES: dict[str, Engine] = {
-    "sample and match": LoopEngine(tree="chain(3)", verifier="target_walk"),
-    "recursive rejection": LoopEngine(tree="fixed_width((2, 2), 'iid')", verifier="rrs"),
+    "sample and match": LoopEngine(tree="chain(3)", verifier="sample_and_match"),
+    "recursive rejection": LoopEngine(
+        tree="fixed_width((2, 2), 'iid')", verifier="recursive_rejection"
+    ),
     "block verification": LoopEngine(tree="chain(3)", verifier="block"),
-    "layer verification": LoopEngine(tree="fixed_width((2, 2), 'iid')", verifier="layer('rrs')"),
+    "layer verification": LoopEngine(
+        tree="fixed_width((2, 2), 'iid')", verifier="layer('recursive_rejection')"
+    ),
     "Gumbel coupling": LoopEngine(tree="chain(3, 'shared')", verifier="gumbel"),
 }
 

@@ -49,7 +49,7 @@ def test_an_arm_without_a_name_is_called_by_its_values():
         ("a: controller=goodpt", "did you mean 'goodput'"),
         ("a: controller=goodput(max_windw=3)", "did you mean 'max_window'"),
         ("a: drafter=ngrams", "did you mean 'ngram'"),
-        ("a: verifier=rss", "did you mean 'rrs'"),
+        ("a: verifier=rss", "did you mean 'recursive_rejection'"),
         ("a: draft_backend=compile", "did you mean 'compiled'"),
         ("a: draft_top_k=2", "unknown part of arm 'a: draft_top_k=2'"),
         ("a: tree=chain(0)", "depth must be at least 1"),
@@ -69,7 +69,7 @@ def measurements(tiny_pair):
     prompts = tuple(encode(tiny_pair.tokenizer, text) for text in ("The sea was", "Once"))
     texts = (
         "mine: controller=goodput",
-        "never: controller=goodput, tree=best_first, verifier=single_draft",
+        "never: controller=goodput, tree=best_first, verifier=speculative_sampling",
     )
     return measure(
         tiny_pair, arms_of([NO_DRAFTS, *texts]), prompts, settings, on_call=lambda *_: None

@@ -29,16 +29,20 @@ def report(run):
 def test_worked_example(run, report):
     found = report(*A, "--candidates", 2)
     rules, best = found["rules"], found["optimum"]
-    expected = {"target_walk": 0.483, "rrs": 0.76, "rrs_without_replacement": 0.82}
+    expected = {
+        "sample_and_match": 0.483,
+        "recursive_rejection": 0.76,
+        "recursive_rejection_without_replacement": 0.82,
+    }
     expected |= {"k_seq": 0.791355, "naive_tree": 0.76, "greedy": 0.9, "optimal": 0.86}
-    expected |= {"single_draft": 0.7}
+    expected |= {"speculative_sampling": 0.7}
     assert {name: round(rules[name], 6) for name in expected} == expected
     ways = ("iid", "without_replacement", "greedy")
     assert [round(best[way], 6) for way in ways] == [0.86, 0.985714, 0.9]
     assert [round(value, 6) for value in best["mixed"]] == [0.86, 0.9, 0.5]
     assert (found["candidates"], found["vocabulary"]) == (2, 3)
-    assert found["drafting"]["rrs_without_replacement"] == "without_replacement"
-    assert found["gap"]["rrs"]["iid"] == pytest.approx(0.1)
+    assert found["drafting"]["recursive_rejection_without_replacement"] == "without_replacement"
+    assert found["gap"]["recursive_rejection"]["iid"] == pytest.approx(0.1)
     found = report(*A, "--candidates", 3)
     assert round(found["optimum"]["iid"], 6) == 0.988
     assert len(found["optimum"]["mixed"]) == 4
@@ -81,7 +85,7 @@ def test_large_vocabulary_goes_through_closed_forms(report, tmp_path):
         np.save(tmp_path / f"{name}.npy", law)
     files = f"--target-probs @{tmp_path}/p.npy --draft-probs @{tmp_path}/q.npy"
     found = report(*files.split(), "--candidates", 2)
-    assert found["how"]["rrs"]["iid"] == "closed form"
+    assert found["how"]["recursive_rejection"]["iid"] == "closed form"
     assert found["how"]["canonical"]["iid"].startswith("no closed form")
     assert found["rules"]["canonical"] is None
     best = found["optimum"]["without_replacement"]
@@ -193,8 +197,8 @@ def test_a_rule_is_enumerated_by_name(run, installed):
     ("arguments", "message"),
     [
         (["optimal"], "verifier 'optimal' draws positions in [0, 1] and cannot be enumerated"),
-        (["rsr"], "unknown verifier 'rsr'; did you mean 'rrs'?"),
-        (["rrs", "--candidates", "2"], "a RULE is enumerated on tables of its own"),
+        (["rsr"], "unknown verifier 'rsr'; did you mean 'recursive_rejection'?"),
+        (["recursive_rejection", "--candidates", "2"], "a RULE is enumerated on tables of its own"),
     ],
 )
 def test_rules_that_are_not_enumerated(run, arguments, message):

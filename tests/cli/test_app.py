@@ -87,7 +87,7 @@ def test_names_and_files_are_refused_before_torch_is_imported(tmp_path):
     config = tmp_path / "monge.toml"
     config.write_text('verifier = "blok"')
     wrong = {
-        "generate Once --verifier rss": "did you mean 'rrs'?",
+        "generate Once --verifier rss": "did you mean 'recursive_rejection'?",
         "generate Once --tree=chian(3)": "did you mean 'chain'?",
         "chat --drafter ngrams": "did you mean 'ngram'?",
         "serve --controller fixd": "did you mean 'fixed'?",

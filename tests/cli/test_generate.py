@@ -45,7 +45,7 @@ def test_json(generate, expected):
 
 
 def test_every_option_arrives(generate, tiny_paths):
-    parts = {"tree": "chain(2)", "verifier": "single_draft", "dtype": "float64"}
+    parts = {"tree": "chain(2)", "verifier": "speculative_sampling", "dtype": "float64"}
     parts |= {"drafter": "model(top_k=2)"}
     settings = {"max_new_tokens": 30, "temperature": 0.9, "seed": 3}
     settings |= {"top_k": 50, "top_p": 0.9, "min_p": 0.01}
@@ -119,10 +119,18 @@ def test_html_is_a_page_of_every_text(generate, tmp_path, expected):
 
 def test_trace_and_verbose(generate, tmp_path, expected):
     numbers = tmp_path / "rounds.json"
-    parts = ("--tree", "chain(2)", "--verifier", "rrs", "--controller", "goodput", "--verbose")
+    parts = (
+        "--tree",
+        "chain(2)",
+        "--verifier",
+        "recursive_rejection",
+        "--controller",
+        "goodput",
+        "--verbose",
+    )
     result = generate(PROMPT, "--max-new-tokens", 12, "--trace", numbers, *parts)
     assert result.stdout == expected.text + "\n"
-    for part in ("verifier rrs", "chain(depth=2", "engine efficiency"):
+    for part in ("verifier recursive_rejection", "chain(depth=2", "engine efficiency"):
         assert part in result.stderr
     (completion,) = json.loads(numbers.read_text())["completions"]
     assert sum(entry["tokens"] for entry in completion["rounds"]) == 12
@@ -135,12 +143,12 @@ def test_trace_and_verbose(generate, tmp_path, expected):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--verifier", "nonsense"], "target_walk"),
+        (["--verifier", "nonsense"], "sample_and_match"),
         (["--controller", "goodput", "--controller", "fixed"], "given 2 times (goodput, fixed)"),
         (["--tree", "chain(dept=2)"], "did you mean 'depth'"),
         (
-            ["--verifier", "single_draft", "--tree", "best_first"],
-            "legal here: target_walk, rrs, rrs_without_replacement",
+            ["--verifier", "speculative_sampling", "--tree", "best_first"],
+            "legal here: sample_and_match, recursive_rejection, recursive_rejection_without_replacement",
         ),
         (["--temperature", "-1"], "temperature must be"),
         (["--max-new-tokens", "0"], "max_new_tokens must be at least 1"),

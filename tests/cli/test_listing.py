@@ -8,7 +8,7 @@ from monge.cli.listing import PROPOSALS, ROOMS, legality
 from monge.laws.proposal import Arbitrary
 from monge.verify.base import why_no_exactness
 from monge.verify.registry import VERIFIERS
-from monge.verify.single_draft import SingleDraft
+from monge.verify.speculative_sampling import SpeculativeSampling
 
 
 @pytest.mark.parametrize("columns", [80, 200])
@@ -23,7 +23,9 @@ def test_every_part_is_shown_with_its_settings(run, monkeypatch, columns):
     (line,) = (
         one for one in result.stdout.splitlines() if one.startswith("tree fixed_width draws")
     )
-    assert line.endswith(": target_walk, rrs_without_replacement, gumbel, traversal, layer")
+    assert line.endswith(
+        ": sample_and_match, recursive_rejection_without_replacement, gumbel, traversal, layer"
+    )
     shown = run("list", "--markdown").stdout
     assert "| name | what it does | settings and defaults |\n|---|---|---|\n" in shown
     assert "━" not in shown
@@ -62,10 +64,10 @@ def test_legality_is_what_the_engine_decides():
 def test_rules_of_others_are_claims(run, installed, monkeypatch):
     """The tests of this library say nothing about the rules of other packages."""
 
-    class Mine(SingleDraft):
+    class Mine(SpeculativeSampling):
         """A rule of another package."""
 
-    class Lossy(SingleDraft):
+    class Lossy(SpeculativeSampling):
         """A rule that says what it is."""
 
         is_lossless = False

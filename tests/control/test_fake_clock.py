@@ -60,13 +60,13 @@ OPTIMAL = "layer('optimal_given_candidates')"
 @pytest.mark.parametrize(
     ("tree", "verifier", "controller", "horizon"),
     [
-        ("fixed_width((2,), 'mixed(1)')", "layer('rrs')", RESTLESS, 3),
+        ("fixed_width((2,), 'mixed(1)')", "layer('recursive_rejection')", RESTLESS, 3),
         *(
             pytest.param(*row, marks=pytest.mark.slow)
             for row in (
                 ("fixed_width((2, 1), 'mixed(1)')", "layer('greedy')", RESTLESS, 2),
                 ("fixed_width((2, 1), 'mixed(1)')", OPTIMAL, RESTLESS, 3),
-                ("fixed_width((2, 1), 'mixed(1)')", "layer('rrs')", "goodput", 3),
+                ("fixed_width((2, 1), 'mixed(1)')", "layer('recursive_rejection')", "goodput", 3),
             )
         ),
     ],

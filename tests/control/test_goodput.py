@@ -159,8 +159,8 @@ def test_a_new_request_begins_with_what_others_taught() -> None:
     decode(controller, shared, 0, 100)
     state = controller.init(shared)
     assert plan_one(controller, state, memory=shared.memory).max_depth == 0
-    assert not controller.drafts_at_once(shared)
-    assert controller.drafts_at_once(shared_of())
+    assert not controller.prefills_drafter_eagerly(shared)
+    assert controller.prefills_drafter_eagerly(shared_of())
 
 
 @pytest.mark.parametrize(

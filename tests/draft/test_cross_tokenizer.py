@@ -79,9 +79,9 @@ def test_the_declared_law_is_the_draft_law_given_that_the_token_is_shared() -> N
 @pytest.mark.parametrize(
     "parts",
     [
-        {"drafter": "model", "tree": "chain(2)", "verifier": "single_draft"},
-        {"drafter": "model", "tree": "fixed_width((2,), 'iid')", "verifier": "rrs"},
-        {"drafter": "model", "tree": "best_first(3, 2, 2)", "verifier": "target_walk"},
+        {"drafter": "model", "tree": "chain(2)", "verifier": "speculative_sampling"},
+        {"drafter": "model", "tree": "fixed_width((2,), 'iid')", "verifier": "recursive_rejection"},
+        {"drafter": "model", "tree": "best_first(3, 2, 2)", "verifier": "sample_and_match"},
         {"drafter": "retokenize(num_own_tokens=2)"},
         {"drafter": "pool('ngram(2)', 'retokenize', min_nodes=2)"},
     ],

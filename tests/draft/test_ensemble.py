@@ -46,7 +46,7 @@ def error(case, **settings):
 
 
 @pytest.mark.parametrize("style", ["positive", "sparse", "ties"])
-@pytest.mark.parametrize("verifier", ["canonical", "target_walk", "layer"])
+@pytest.mark.parametrize("verifier", ["canonical", "sample_and_match", "layer"])
 @pytest.mark.parametrize("paths", [False, True])
 def test_text_has_the_targets_law(paths, verifier, style):
     drafter = f"ensemble(depth=2, paths={paths})"

@@ -124,7 +124,7 @@ def test_a_draft_model_that_is_not_used_reads_at_most_the_prompt(
 ) -> None:
     target, draft = pair()
     controller = scripted("ngram")
-    monkeypatch.setattr(Script, "drafts_at_once", lambda *_: at_once)
+    monkeypatch.setattr(Script, "prefills_drafter_eagerly", lambda *_: at_once)
     components = make_components(target, draft, drafter=POOL, controller=controller)
     result = decoded(components, (0, 1, 2), 20)
     assert result.error is None
@@ -258,7 +258,10 @@ def test_capabilities_are_the_union() -> None:
 def test_the_verifier_must_be_exact_for_all() -> None:
     with pytest.raises(ProposalMismatchError, match="legal here"):
         make_components(
-            *pair(), drafter="pool('model', 'suffix')", tree="chain(2)", verifier="single_draft"
+            *pair(),
+            drafter="pool('model', 'suffix')",
+            tree="chain(2)",
+            verifier="speculative_sampling",
         )
 
 

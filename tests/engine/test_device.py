@@ -44,8 +44,8 @@ def pair(place=None, family="llama", attention="sdpa"):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"verifier": "single_draft"},
-        {"verifier": "rrs_without_replacement", "tree": "fixed_width((2, 2))"},
+        {"verifier": "speculative_sampling"},
+        {"verifier": "recursive_rejection_without_replacement", "tree": "fixed_width((2, 2))"},
         {"verifier": "optimal", "tree": "fixed_width((3,), children='iid')"},
         {"verifier": "canonical"},
         {"verifier": "k_seq"},
@@ -54,7 +54,7 @@ def pair(place=None, family="llama", attention="sdpa"):
         {"verifier": "multipath_block"},
         {"verifier": "block", "tree": "chain(3, 'top')"},
         {"verifier": "traversal", "tree": "fixed_width((2, 2), 'greedy_plus_one')"},
-        {"verifier": "rrs", "tree": "fixed_width((2, 2), 'greedy_plus_one')"},
+        {"verifier": "recursive_rejection", "tree": "fixed_width((2, 2), 'greedy_plus_one')"},
         {"verifier": "layer", "tree": "fixed_width((2, 2))"},
         {"tree": "eagle2"},
         {"controller": "goodput"},

@@ -180,11 +180,11 @@ def read_beside(neighbours, **options):
 
 
 def test_a_chunk_of_a_prompt_takes_no_longer_than_its_limit():
-    pieces = read_beside(1, piece_s=0.25)
+    pieces = read_beside(1, chunk_s=0.25)
     assert sum(pieces) == 399
     assert max(pieces) * 0.01 <= 0.25
     assert set(pieces[:-1]) <= {16}, "pieces have few shapes"
 
 
 def test_a_prompt_that_nobody_waits_for_is_read_in_pieces_that_depend_on_no_clock():
-    assert read_beside(0, piece_s=0.25) == read_beside(0) == read_beside(1) == [128, 128, 128, 15]
+    assert read_beside(0, chunk_s=0.25) == read_beside(0) == read_beside(1) == [128, 128, 128, 15]

@@ -127,13 +127,13 @@ def pair(device, monkeypatch, folder, settings, head, backend):
 
 USUAL = [
     ("block", "chain(3)", {}, None, "compiled"),
-    ("rrs", "fixed_width((3, 1), 'mixed(1)')", {}, None, "eager"),
+    ("recursive_rejection", "fixed_width((3, 1), 'mixed(1)')", {}, None, "eager"),
     ("layer", "fixed_width((2, 1), 'iid')", {}, None, "eager"),
     ("traversal", "fixed_width((2, 1))", {}, None, "eager"),
 ]
 RARE = [
     ("block", "chain(3)", {}, "eagle3", "compiled"),
-    ("rrs_without_replacement", "fixed_width((2, 2))", {}, None, "eager"),
+    ("recursive_rejection_without_replacement", "fixed_width((2, 2))", {}, None, "eager"),
     ("block", "chain(3)", {"drafter": "model(top_k=1)"}, None, "compiled"),
     ("block", "chain(3)", {"drafter": "model(top_k=5)"}, None, "compiled"),
     (None, None, {}, "shape", "compiled"),

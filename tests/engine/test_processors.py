@@ -142,7 +142,7 @@ def test_a_processor_with_state_keeps_the_law_under_every_rule(tree, rule):
     ids=["object", "closure", "method", "partial"],
 )
 def test_exact_law_of_other_kinds(make):
-    written = output_law(make, "chain(2)", "single_draft")
+    written = output_law(make, "chain(2)", "speculative_sampling")
     assert law_error(written, law_of_plain_decoding(make)) < 1e-12
 
 
@@ -181,7 +181,9 @@ def test_a_stage_that_runs_again_asks_no_token_twice(make):
 
 def test_sampled_texts_keep_to_a_grammar():
     decoder = Decoder(make_components(*models(), tree="fixed_width((2, 2), 'without_replacement')"))
-    results = decoder.generate([PROMPT], n=300, max_new_tokens=5, seed=5, processors=[Grammar()])
+    results = decoder.generate(
+        [PROMPT], n=300, max_new_tokens=5, seed=5, logits_processors=[Grammar()]
+    )
     assert sum(step.num_accepted for result in results for step in result.records) > 300
     for result in results:
         grammar = Grammar()
@@ -204,7 +206,7 @@ class TestWhatCannotBeCopied:
     def test_is_refused_for_several_texts(self):
         decoder = Decoder(make_components(*models()))
         with pytest.raises(OptionError, match="processor Locked: several texts need a copy each"):
-            decoder.generate([PROMPT, PROMPT], max_new_tokens=2, processors=[Locked()])
+            decoder.generate([PROMPT, PROMPT], max_new_tokens=2, logits_processors=[Locked()])
 
 
 @pytest.mark.parametrize(
@@ -222,7 +224,7 @@ def test_scores_of_another_shape_are_refused_by_name(answer, got):
 
     decoder = Decoder(make_components(*models()))
     with pytest.raises(OptionError, match=rf"processor .*biased.* shape \[1, 3\].* got {got}"):
-        decoder.generate([PROMPT], max_new_tokens=2, processors=[biased])
+        decoder.generate([PROMPT], max_new_tokens=2, logits_processors=[biased])
 
 
 class TestFork:

@@ -148,12 +148,12 @@ def logits_of(network):
         (CHAIN, "block"),
         *(
             pytest.param(CHAIN, rule, marks=pytest.mark.slow)
-            for rule in ("rrs", "layer", "optimal_given_candidates")
+            for rule in ("recursive_rejection", "layer", "optimal_given_candidates")
         ),
-        (TREE, "rrs"),
+        (TREE, "recursive_rejection"),
         *(
             pytest.param(TREE, rule, marks=pytest.mark.slow)
-            for rule in ("layer('rrs')", "optimal_given_candidates")
+            for rule in ("layer('recursive_rejection')", "optimal_given_candidates")
         ),
     ],
 )

@@ -53,7 +53,7 @@ def token_after(row, index):
         {
             "drafter": "model(top_k=5)",
             "tree": "fixed_width((2, 2))",
-            "verifier": "target_walk",
+            "verifier": "sample_and_match",
         },
         {"controller": "goodput"},
         {"draft_model": None, "drafter": "ngram(num_draft_tokens=4)"},

@@ -100,7 +100,7 @@ def test_exact_law_of_two_tokens(case, tree):
     processors = processors_of(settings)
     model, draft = as_sequence_model(target()), as_sequence_model(perturbed(target(), noise=0.4))
     # The default of i.i.d. trees draws positions, which have no branches.
-    verifier = "rrs" if "iid" in tree else None
+    verifier = "recursive_rejection" if "iid" in tree else None
     parts = make_components(model, draft, tree=tree, verifier=verifier)
 
     make = partial(row_processors, processors, 0, 1, torch.tensor([PAD_LEFT]))

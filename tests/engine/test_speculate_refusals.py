@@ -39,7 +39,10 @@ REFUSED = {
     "positions": ({"position_ids": torch.arange(6).repeat(2, 1) + 1}, "position_ids"),
     "tree and object": ({"drafter": "ngram", "tree": "chain"}, "takes no"),
     "unknown tree": ({"tree": "oak"}, "tree 'oak'"),
-    "chain rule for trees": ({"verifier": "single_draft", "tree": "best_first"}, "at most 1 cand"),
+    "chain rule for trees": (
+        {"verifier": "speculative_sampling", "tree": "best_first"},
+        "at most 1 cand",
+    ),
     "guidance": ({"logits_processor": GUIDANCE}, "FreeGuidance.*runs a model of its own"),
     "vocabulary": ({"draft_model": network("llama", vocab_size=88)}, "88 tokens, the target 97"),
 }

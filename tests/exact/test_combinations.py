@@ -32,7 +32,11 @@ TARGET, DRAFT = ((5, 3), (1, 6)), ((2, 3), (4, 1))
 FOUND = [
     Round(tree=tree, verifier=verifier, targets=TARGET, drafts=DRAFT, max_nodes=max_nodes)
     for tree, max_nodes in (("paths(3, 2)", 4), ("fixed_width((2, 2), 'iid')", 5))
-    for verifier in ("layer('rrs')", "layer('k_seq')", "layer('optimal_given_candidates')")
+    for verifier in (
+        "layer('recursive_rejection')",
+        "layer('k_seq')",
+        "layer('optimal_given_candidates')",
+    )
 ]
 """Where the drawn tokens of a level once decided which of its nodes get children."""
 
@@ -78,7 +82,7 @@ def test_whatever_is_called_exact_can_be_drawn() -> None:
         for kind, word in kinds.items():
             pairs_of[word].add((name, kind))
     assert pairs_of["one candidate"] <= drawn | CLOCKED
-    assert pairs_of["yes"] | pairs_of["target walk"] <= wide | CLOCKED
+    assert pairs_of["yes"] | pairs_of["sample and match"] <= wide | CLOCKED
     assert not drawn & pairs_of["no"]
     assert set(BUILDERS) - {"pruned"} == set(TREES)
     assert {CHILDREN.read(way)[0] for way in WAYS} == set(CHILDREN) - {"shared"}

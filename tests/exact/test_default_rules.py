@@ -33,7 +33,7 @@ from monge.oracle.tabular import RandomTable, TabularModel
 from monge.verify.base import Rule, as_verifier, why_no_exactness
 from monge.verify.gumbel import Gumbel
 from monge.verify.registry import VERIFIERS
-from monge.verify.single_draft import SingleDraft
+from monge.verify.speculative_sampling import SpeculativeSampling
 from tests.verify.programs import remembered_programs  # noqa: F401
 from tests.verify.tables import remembered_tables  # noqa: F401
 from tests.verify.whole_trees import Tables, continued, random_tables
@@ -138,11 +138,11 @@ def test_is_exact_and_accepts_most(shape: str) -> None:
         assert accepted_of(default, shape, seed) >= best - MARGIN
 
 
-def test_naming_a_tree_gives_more_than_the_target_walk() -> None:
+def test_naming_a_tree_gives_more_than_sample_and_match() -> None:
     """What these trees got before there was a rule for them."""
     shape = "fixed_width((2, 1), 'temperatures')"
     builder = TREES.parse(shape)
-    default, walk = default_of(builder), VERIFIERS.make("target_walk")
+    default, walk = default_of(builder), VERIFIERS.make("sample_and_match")
     for seed in (1, 2):
         assert accepted_of(default, shape, seed) > accepted_of(walk, shape, seed) + 0.09
 
@@ -162,9 +162,9 @@ def test_shared_clocks_are_raced_with_as_many_drafts_as_there_are_children() -> 
         ({Iid, Deterministic}, 4, "layer"),
         ({Iid, Arbitrary}, None, "layer"),
         ({Mixed, Independent}, 4, "layer"),
-        ({Deterministic}, 4, "target_walk"),
-        ({Deterministic, Arbitrary}, None, "target_walk"),
-        (set(), 1, "target_walk"),
+        ({Deterministic}, 4, "sample_and_match"),
+        ({Deterministic, Arbitrary}, None, "sample_and_match"),
+        (set(), 1, "sample_and_match"),
     ],
 )
 def test_pools_of_drafters(proposes: set[type], max_width: int | None, name: str) -> None:
@@ -172,7 +172,7 @@ def test_pools_of_drafters(proposes: set[type], max_width: int | None, name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Counting(SingleDraft):
+class Counting(SpeculativeSampling):
     """Notes that it was asked."""
 
     asked: list[int] = field(default_factory=list)
@@ -182,7 +182,7 @@ class Counting(SingleDraft):
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
     ) -> int:
         self.asked.append(len(candidates))
-        return SingleDraft.emit(self, target_law, proposal, candidates, draws)
+        return SpeculativeSampling.emit(self, target_law, proposal, candidates, draws)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,9 @@ def models(style: Style = "positive") -> list[TabularModel]:
     return [table(seed, VOCAB, style=style) for seed in (5, 17)]
 
 
-@pytest.mark.parametrize("verifier", ["rrs", "greedy", "traversal", "target_walk"])
+@pytest.mark.parametrize(
+    "verifier", ["recursive_rejection", "greedy", "traversal", "sample_and_match"]
+)
 @pytest.mark.parametrize(
     "tree",
     [

@@ -156,21 +156,21 @@ def excess(law: Mapping[Text, float], truth: Mapping[Text, float]) -> float:
 
 
 PAIRS = [
-    ("chain(2)", "single_draft"),
+    ("chain(2)", "speculative_sampling"),
     ("chain(2)", "block"),
     ("chain(2)", "layer"),
-    ("fixed_width((2, 1), 'iid')", "rrs"),
-    ("fixed_width((2, 1), 'iid')", "layer('rrs')"),
+    ("fixed_width((2, 1), 'iid')", "recursive_rejection"),
+    ("fixed_width((2, 1), 'iid')", "layer('recursive_rejection')"),
     ("paths(2, 2)", "multipath_block"),
 ]
 MORE_PAIRS = [
     ("chain(3)", "block"),
     ("fixed_width((2, 1), 'iid')", "layer('k_seq')"),
     ("fixed_width((2, 1), 'iid')", "multipath_block"),
-    ("fixed_width((2, 1), 'without_replacement')", "rrs_without_replacement"),
+    ("fixed_width((2, 1), 'without_replacement')", "recursive_rejection_without_replacement"),
     ("fixed_width((2, 1), 'without_replacement')", "traversal"),
 ]
-SELECTED = ("best_first(4, 3, 2, 2)", "target_walk")
+SELECTED = ("best_first(4, 3, 2, 2)", "sample_and_match")
 WHERE_IT_DRAWS = {("draft", "extend"), ("drafter", "draft"), ("builder", "expand")}
 PLACES = [
     pytest.param(*pair, part, method, neighbours, marks=[pytest.mark.slow] * is_slow)

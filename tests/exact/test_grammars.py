@@ -29,13 +29,16 @@ PROMPT = (0, 1)
 REGEXES = {"open": "(ab|b)*a?", "forced": "ab(a|ba)b?", "one": "b"}
 PARTS = {
     "block": {"tree": "chain(2)", "verifier": "block"},
-    "single_draft": {"tree": "chain(2)", "verifier": "single_draft"},
-    "rrs": {"tree": "fixed_width((2,), 'iid')", "verifier": "rrs"},
+    "speculative_sampling": {"tree": "chain(2)", "verifier": "speculative_sampling"},
+    "recursive_rejection": {"tree": "fixed_width((2,), 'iid')", "verifier": "recursive_rejection"},
     "traversal": {"tree": "fixed_width((2,), 'without_replacement')", "verifier": "traversal"},
     "multipath_block": {"tree": "paths(2, 1)", "verifier": "multipath_block"},
     "k_seq": {"tree": "fixed_width((2,), 'iid')", "verifier": "k_seq"},
-    "top": {"tree": "fixed_width((2, 2), 'top')", "verifier": "target_walk"},
-    "lookups": {"drafter": "ngram(num_draft_tokens=2, max_ngram=2)", "verifier": "target_walk"},
+    "top": {"tree": "fixed_width((2, 2), 'top')", "verifier": "sample_and_match"},
+    "lookups": {
+        "drafter": "ngram(num_draft_tokens=2, max_ngram=2)",
+        "verifier": "sample_and_match",
+    },
 }
 LONG = {"multipath_block", "k_seq"}
 """Their enumeration takes seconds."""

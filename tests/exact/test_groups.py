@@ -33,7 +33,7 @@ def target(vocab: int = VOCAB) -> TabularModel:
 
 
 def parts(
-    verifier: object = "target_walk", drafter: str = DRAFTER, vocab: int = VOCAB
+    verifier: object = "sample_and_match", drafter: str = DRAFTER, vocab: int = VOCAB
 ) -> Components:
     return make_components(target(vocab), drafter=drafter, verifier=verifier)
 
@@ -86,7 +86,7 @@ def shared(draws: Draws) -> tuple[Draws, Draws]:
 
 
 @pytest.mark.parametrize("rounds", ORDERS.values(), ids=ORDERS)
-@pytest.mark.parametrize("verifier", ["target_walk", "traversal"])
+@pytest.mark.parametrize("verifier", ["sample_and_match", "traversal"])
 def test_the_joint_law_of_a_group_is_the_product(verifier: str, rounds: int) -> None:
     law = joint_law(lambda: parts(verifier), rounds, independent)
     assert len(law) == VOCAB**4
@@ -151,10 +151,10 @@ def test_a_seed_gives_its_text_whatever_was_written_before() -> None:
 @pytest.mark.parametrize(
     ("drafter", "verifier", "is_told"),
     [
-        (DRAFTER, "target_walk", True),
+        (DRAFTER, "sample_and_match", True),
         (DRAFTER, "traversal", False),
         ("suffix(num_nodes=3, depth=2)", "traversal", True),
-        (BACK, "target_walk", True),
+        (BACK, "sample_and_match", True),
     ],
 )
 def test_a_seed_is_told_only_where_it_gives_the_text_again(

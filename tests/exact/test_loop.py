@@ -156,8 +156,8 @@ def error(case: Case, style: Style = "positive", **parts: object) -> float:
 
 
 WITHOUT_A_MODEL = [
-    ("none", "target_walk"),
-    ("suffix(num_nodes=3, depth=2)", "target_walk"),
+    ("none", "sample_and_match"),
+    ("suffix(num_nodes=3, depth=2)", "sample_and_match"),
     ("suffix(num_nodes=3, depth=2)", "traversal"),
     *[
         ("ngram(num_draft_tokens=2, max_ngram=2)", verifier)
@@ -167,7 +167,7 @@ WITHOUT_A_MODEL = [
 ]
 
 
-# Most rules leave what is looked up to the target walk: a case each by default, all of them in the
+# Most rules leave what is looked up to sample and match: a case each by default, all of them in the
 # nightly run.
 @pytest.mark.parametrize(
     ("drafter", "verifier", "case"),
@@ -176,7 +176,7 @@ WITHOUT_A_MODEL = [
             *components,
             case,
             marks=()
-            if components[1] in {"target_walk", "layer"} or case == DEFAULT_CASE
+            if components[1] in {"sample_and_match", "layer"} or case == DEFAULT_CASE
             else pytest.mark.slow,
         )
         for components, case in product(WITHOUT_A_MODEL, CASES)
@@ -201,7 +201,7 @@ def test_neighbours_in_the_batch_change_nothing(slot: int) -> None:
     case = Case(
         horizon=2, max_new_tokens=3, neighbours=((1, 2, 1), (2,)), slot=slot, eos_ids=frozenset({2})
     )
-    assert error(case, tree="fixed_width((2, 1), 'iid')", verifier="rrs") < 1e-12
+    assert error(case, tree="fixed_width((2, 1), 'iid')", verifier="recursive_rejection") < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -216,14 +216,14 @@ def test_neighbours_in_the_batch_change_nothing(slot: int) -> None:
 @pytest.mark.parametrize(
     ("tree", "verifier"),
     [
-        pytest.param("fixed_width((2, 1), 'iid')", "rrs", marks=pytest.mark.slow),
+        pytest.param("fixed_width((2, 1), 'iid')", "recursive_rejection", marks=pytest.mark.slow),
         pytest.param(
             "fixed_width((2, 1), 'without_replacement')",
-            "rrs_without_replacement",
+            "recursive_rejection_without_replacement",
             marks=pytest.mark.slow,
         ),
         pytest.param("paths(2, 1)", "multipath_block", marks=pytest.mark.slow),
-        ("best_first(4, 3, 2, 1)", "target_walk"),
+        ("best_first(4, 3, 2, 1)", "sample_and_match"),
         ("chain(2)", "block"),
     ],
 )
@@ -237,7 +237,7 @@ def test_limits_of_a_request_keep_the_law(
 def test_drafting_under_other_rules_than_the_targets() -> None:
     case = Case(horizon=2, max_new_tokens=3, rules=SamplingRules(temperature=0.7))
     rules = SamplingRules(temperature=1.8)
-    assert error(case, tree="chain(2)", verifier="single_draft", draft_rules=rules) < 1e-12
+    assert error(case, tree="chain(2)", verifier="speculative_sampling", draft_rules=rules) < 1e-12
 
 
 def test_a_repetition_penalty_sees_every_node_with_its_own_path() -> None:
@@ -258,7 +258,9 @@ def test_a_repetition_penalty_sees_every_node_with_its_own_path() -> None:
         return torch.softmax(scores.double(), dim=-1).tolist()
 
     output = loop_law(
-        lambda: make_components(*models(), tree="fixed_width((2, 1), 'iid')", verifier="rrs"),
+        lambda: make_components(
+            *models(), tree="fixed_width((2, 1), 'iid')", verifier="recursive_rejection"
+        ),
         case.horizon,
         case.prompt,
         make_processors=lambda: (penalise,),
@@ -280,7 +282,7 @@ ILLEGAL = [
 
 @pytest.mark.parametrize(("tree", "verifier"), ILLEGAL)
 def test_illegal_pairs_are_refused_and_legal_ones_named(tree: str, verifier: str) -> None:
-    with pytest.raises(MongeError, match="legal here: .*target_walk"):
+    with pytest.raises(MongeError, match="legal here: .*sample_and_match"):
         make_components(*models(), tree=tree, verifier=verifier)
 
 

@@ -29,7 +29,9 @@ def models() -> list[TabularModel]:
 error = partial(loop_error, models)
 
 
-@pytest.mark.parametrize("verifier", ["rrs", "k_seq", "traversal", "multipath_block"])
+@pytest.mark.parametrize(
+    "verifier", ["recursive_rejection", "k_seq", "traversal", "multipath_block"]
+)
 def test_paths_beyond_the_horizon(verifier: str) -> None:
     """Two levels are verified in one round.
 
@@ -43,7 +45,7 @@ def test_paths_beyond_the_horizon(verifier: str) -> None:
 )
 def test_paths_under_a_plan(controller: str) -> None:
     case = Case(horizon=1, max_new_tokens=3)
-    for verifier in ("rrs", "multipath_block"):
+    for verifier in ("recursive_rejection", "multipath_block"):
         assert error(case, tree="paths(2, 2)", verifier=verifier, controller=controller) < 1e-12
 
 

@@ -93,10 +93,10 @@ def test_acceptance_of_the_worked_example() -> None:
         return exact_law(accepted).get(True, 0.0)
 
     for name, proposal, expected in (
-        ("single_draft", Iid(q, 1), 0.7),
-        ("rrs", Iid(q, 2), 0.76),
-        ("rrs_without_replacement", WithoutReplacement(q, 2), 0.82),
-        ("target_walk", Iid(q, 2), 0.483),
-        ("target_walk", Deterministic(q.top(2)), 0.5),
+        ("speculative_sampling", Iid(q, 1), 0.7),
+        ("recursive_rejection", Iid(q, 2), 0.76),
+        ("recursive_rejection_without_replacement", WithoutReplacement(q, 2), 0.82),
+        ("sample_and_match", Iid(q, 2), 0.483),
+        ("sample_and_match", Deterministic(q.top(2)), 0.5),
     ):
         assert acceptance(name, proposal) == pytest.approx(expected, abs=1e-12)

@@ -26,11 +26,11 @@ error = partial(loop_error, models)
 @pytest.mark.parametrize(
     ("tree", "verifier"),
     [
-        ("chain(2)", "single_draft"),
+        ("chain(2)", "speculative_sampling"),
         ("fixed_width((2,), 'iid')", "k_seq"),
-        ("fixed_width((2, 1))", "rrs_without_replacement"),
-        ("fixed_width((3,), 'mixed')", "rrs"),
-        ("best_first(3, 2, 2, 2)", "target_walk"),
+        ("fixed_width((2, 1))", "recursive_rejection_without_replacement"),
+        ("fixed_width((3,), 'mixed')", "recursive_rejection"),
+        ("best_first(3, 2, 2, 2)", "sample_and_match"),
     ],
 )
 def test_truncated_draft_laws(tree: str, verifier: str) -> None:
@@ -41,7 +41,7 @@ def test_truncated_draft_laws(tree: str, verifier: str) -> None:
 def test_truncation_narrows_the_requests_own_rules() -> None:
     rules = SamplingRules(temperature=0.6, top_k=3, top_p=0.9)
     case = Case(horizon=2, max_new_tokens=2, rules=rules)
-    parts = {"tree": "chain(2)", "verifier": "single_draft", "drafter": "model(top_k=2)"}
+    parts = {"tree": "chain(2)", "verifier": "speculative_sampling", "drafter": "model(top_k=2)"}
     assert error(case, **parts) < 1e-12
     assert error(case, **parts, draft_rules=SamplingRules(temperature=1.5)) < 1e-12
     assert rules.within_top(2) == SamplingRules(temperature=0.6, top_k=2, top_p=0.9)
@@ -49,12 +49,12 @@ def test_truncation_narrows_the_requests_own_rules() -> None:
     assert SamplingRules().within_top(5) == SamplingRules(top_k=5)
 
 
-@pytest.mark.parametrize("verifier", ["single_draft", "rrs"])
+@pytest.mark.parametrize("verifier", ["speculative_sampling", "recursive_rejection"])
 def test_a_truncation_that_is_not_declared_is_seen(verifier: str) -> None:
     """The same truncation, declared with the full law: the text's law is lost."""
     undeclared = KNOWN_BAD_TREES["drawn from the top two, declared with the full law"]
     assert error(ONE_TOKEN, tree="chain(1)", verifier=verifier, drafter="model(top_k=2)") < 1e-12
-    assert error(ONE_TOKEN, tree=undeclared, verifier="rrs") > 1e-3
+    assert error(ONE_TOKEN, tree=undeclared, verifier="recursive_rejection") > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ class Grammar:
         ("fixed_width((2, 1), 'iid')", "multipath_block"),
         ("chain(3)", "multipath_block"),
         ("chain(3)", "block"),
-        ("fixed_width((2, 1), 'iid')", "layer('rrs')"),
+        ("fixed_width((2, 1), 'iid')", "layer('recursive_rejection')"),
         ("fixed_width((2, 1), 'without_replacement')", "traversal"),
     ],
 )

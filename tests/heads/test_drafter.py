@@ -48,19 +48,23 @@ def heat(temperature: float) -> SamplingRules:
 
 
 PAIRINGS = [
-    ("best_first(4, 2, 2)", "target_walk", 0),
-    ("best_first(3, 2, 2)", "target_walk", 0.7),
-    ("best_first(4, 2, 2)", "target_walk", 1),
-    ("chain(2)", "single_draft", 0.7),
-    ("chain(2)", "layer('rrs')", 0),
-    ("chain(2)", "layer('rrs')", 1),
+    ("best_first(4, 2, 2)", "sample_and_match", 0),
+    ("best_first(3, 2, 2)", "sample_and_match", 0.7),
+    ("best_first(4, 2, 2)", "sample_and_match", 1),
+    ("chain(2)", "speculative_sampling", 0.7),
+    ("chain(2)", "layer('recursive_rejection')", 0),
+    ("chain(2)", "layer('recursive_rejection')", 1),
     ("fixed_width((2, 1), children='top')", "layer", 1),
-    ("fixed_width((2, 1), children='without_replacement')", "rrs_without_replacement", 0.7),
-    ("fixed_width((2,), children='iid')", "rrs", 1),
-    ("fixed_width((2,), children='iid')", "layer('rrs')", 0.7),
+    (
+        "fixed_width((2, 1), children='without_replacement')",
+        "recursive_rejection_without_replacement",
+        0.7,
+    ),
+    ("fixed_width((2,), children='iid')", "recursive_rejection", 1),
+    ("fixed_width((2,), children='iid')", "layer('recursive_rejection')", 0.7),
     ("fixed_width((2,), children='iid')", "canonical", 0.7),
     ("fixed_width((2,), children='greedy_plus_one')", "greedy", 1),
-    ("fixed_width((2,), children='iid')", "rrs", 0),
+    ("fixed_width((2,), children='iid')", "recursive_rejection", 0),
 ]
 
 
@@ -74,14 +78,14 @@ def test_lossless_whatever_verifies(tree: str, verifier: str, temperature: float
 @pytest.mark.parametrize("is_branched", [True, False])
 def test_lossless_whatever_predicts(kind: str, alignment: str, is_branched: bool) -> None:
     made = {"kind": kind, "alignment": alignment, "is_branched": is_branched}
-    check_lossless(lambda: components("chain(2)", "single_draft", **made), rules=heat(0.7))
+    check_lossless(lambda: components("chain(2)", "speculative_sampling", **made), rules=heat(0.7))
 
 
 def test_lossless_in_a_ragged_batch_beyond_the_end_and_from_a_prompt_of_one_token() -> None:
     """A first round without a hidden state drafts nothing; the ones after it do."""
     end = {"horizon": 2, "max_new_tokens": 3, "eos_ids": frozenset({1})}
     beside = {"prompt": (2,), "neighbours": ((0, 1, 2),), "slot": 1}
-    check_lossless(lambda: components("chain(2)", "single_draft"), **beside, **end)
+    check_lossless(lambda: components("chain(2)", "speculative_sampling"), **beside, **end)
 
 
 def drafted(
@@ -149,13 +153,18 @@ def without_a_tree(**settings: object) -> Shape:
 def test_where_nobody_names_a_tree_greedy_requests_get_top_tokens_and_others_a_chain() -> None:
     default = ByRequest(TREES.parse("best_first(3, 1, 3, 1)"), TREES.parse("chain(2)"))
     # How deep a round goes is said by what drafting costs here.
-    for settings in ({}, {"verifier": "rrs"}, {"controller": "fsm"}, {"controller": None}):
+    for settings in (
+        {},
+        {"verifier": "recursive_rejection"},
+        {"controller": "fsm"},
+        {"controller": None},
+    ):
         assert without_a_tree(**settings).tree == default
     assert default.limits.proposes == {Deterministic, Iid}
     greedy = "fixed_width(children='greedy_plus_one')"
     for asked, tree in (
         ({"tree": "chain(1)"}, "chain(1)"),
-        ({"verifier": "single_draft"}, "chain(3)"),
+        ({"verifier": "speculative_sampling"}, "chain(3)"),
         ({"verifier": "greedy"}, greedy),
     ):
         assert without_a_tree(**asked).tree == TREES.parse(tree)

@@ -19,7 +19,7 @@ from monge.oracle.tabular import RandomTable, TabularModel
 from monge.training.calibrate import measure
 from monge.training.texts import Ends, all_windows, num_windows
 from monge.verify.base import as_verifier
-from monge.verify.single_draft import SingleDraft
+from monge.verify.speculative_sampling import SpeculativeSampling
 from tests.heads.toy import random_head, read_rows
 
 VOCAB, STEPS, SEED = 3, 2, 8
@@ -52,7 +52,7 @@ def test_the_estimate_is_the_loop_s_expectation(temperature: float) -> None:
         (draft,) = drafter.draft([context], drafter.open([context]), [DraftPlan()], [draws])
         logits = target.extend({0: NodeBlock(draft.tree.token_ids, draft.tree.parents)})[0]
         laws = [law_from_logits(row, rules) for row in logits]
-        return as_verifier(SingleDraft()).verify(draft.tree, laws, draws).num_accepted
+        return as_verifier(SpeculativeSampling()).verify(draft.tree, laws, draws).num_accepted
 
     expected = sum(count * mass for count, mass in exact_law(accepted).items())
     estimate, acceptance = 0.0, 0.0

@@ -22,7 +22,7 @@ from monge.laws.proposal import Deterministic, Iid, Proposal, WithoutReplacement
 from monge.laws.tree import GrowingTree, TokenTree
 from monge.verify.base import NodeRule, Verifier, Walk
 from monge.verify.block import Block
-from monge.verify.rrs import Rrs
+from monge.verify.recursive_rejection import RecursiveRejection
 from tests.kit.banks import OfIid
 
 
@@ -88,7 +88,9 @@ class WithoutReplacementAsIid(NodeRule):
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
     ) -> int:
         assert isinstance(proposal, WithoutReplacement)
-        return Rrs().emit(target_law, Iid(proposal.law, len(candidates)), candidates, draws)
+        return RecursiveRejection().emit(
+            target_law, Iid(proposal.law, len(candidates)), candidates, draws
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,9 @@ class RepeatsDropped(NodeRule):
     def emit(
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
     ) -> int:
-        return Rrs().emit(target_law, proposal, tuple(dict.fromkeys(candidates)), draws)
+        return RecursiveRejection().emit(
+            target_law, proposal, tuple(dict.fromkeys(candidates)), draws
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,7 @@ class BonusFromParent(Verifier):
     accepts = frozenset[type[Proposal]]({Iid})
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
-        verdict = Walk(Rrs()).verify(tree, target_laws, draws)
+        verdict = Walk(RecursiveRejection()).verify(tree, target_laws, draws)
         if verdict.next_kind == "bonus" and verdict.path:
             parent = tree.parents[verdict.path[-1]]
             return replace(verdict, next_token=draws.categorical(target_laws[parent]))
@@ -361,7 +365,7 @@ KNOWN_BAD_TREES: Final[Mapping[str, Forged]] = MappingProxyType(
         ),
     }
 )
-"""Wrong drafters, to be shown to `rrs` (i.i.d. claims) and `rrs_without_replacement`."""
+"""Wrong drafters, to be shown to `recursive_rejection` (i.i.d. claims) and `recursive_rejection_without_replacement`."""
 
 KNOWN_BAD_LEVELS: Final[Mapping[str, TreeBuilder]] = MappingProxyType(
     {"budget by drawn nodes": DrawnBudget()}

@@ -21,9 +21,11 @@ from monge.transport.canonical import PairSelection, truncated_program
 from monge.verify.base import NodeRule
 from monge.verify.greedy import Greedy
 from monge.verify.k_seq import divisors
-from monge.verify.rrs import Rrs
-from monge.verify.rrs_without_replacement import RrsWithoutReplacement
-from monge.verify.single_draft import SingleDraft
+from monge.verify.recursive_rejection import RecursiveRejection
+from monge.verify.recursive_rejection_without_replacement import (
+    RecursiveRejectionWithoutReplacement,
+)
+from monge.verify.speculative_sampling import SpeculativeSampling
 from tests.kit.banks import OfIid, law_of, masses_of
 
 Make = Callable[[Law], Proposal]
@@ -69,7 +71,7 @@ class OtherTarget(NodeRule):
     def emit(
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
     ) -> int:
-        return Rrs().emit(tempered(target_law, 0.7), proposal, candidates, draws)
+        return RecursiveRejection().emit(tempered(target_law, 0.7), proposal, candidates, draws)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,7 @@ class RepeatsDroppedProperly(OfIid):
 
     def decide(self, target, draft, candidates, draws):
         distinct = tuple(dict.fromkeys(candidates))
-        return RrsWithoutReplacement().emit(
+        return RecursiveRejectionWithoutReplacement().emit(
             target, WithoutReplacement(draft, len(distinct)), distinct, draws
         )
 
@@ -278,11 +280,11 @@ def pair(law: Law) -> Proposal:
 KNOWN_BAD_NODES: Final[Mapping[str, Mutant]] = MappingProxyType(
     {
         "drawn at another temperature than declared": Mutant(
-            rule=Rrs(), drawn=lambda q: pair(tempered(q, 0.7)), declared=pair
+            rule=RecursiveRejection(), drawn=lambda q: pair(tempered(q, 0.7)), declared=pair
         ),
         "target at another temperature than asked for": Mutant(rule=OtherTarget(), drawn=pair),
         "sorted by token after drawing without replacement": Mutant(
-            rule=RrsWithoutReplacement(),
+            rule=RecursiveRejectionWithoutReplacement(),
             drawn=Reordered,
             declared=lambda q: WithoutReplacement(q, 2),
         ),
@@ -304,15 +306,17 @@ KNOWN_BAD_NODES: Final[Mapping[str, Mutant]] = MappingProxyType(
             rule=DraftNoiseInRecovery(), drawn=lambda q: Iid(q, 1)
         ),
         "raw q declared for a processed draft": Mutant(
-            rule=SingleDraft(), drawn=lambda q: Iid(processed(q), 1), declared=lambda q: Iid(q, 1)
+            rule=SpeculativeSampling(),
+            drawn=lambda q: Iid(processed(q), 1),
+            declared=lambda q: Iid(q, 1),
         ),
         "softmax q declared for a top-1 draft": Mutant(
-            rule=SingleDraft(),
+            rule=SpeculativeSampling(),
             drawn=lambda q: Deterministic(q.top(1)),
             declared=lambda q: Iid(q, 1),
         ),
         "drawn from the top two, declared whole": Mutant(
-            rule=Rrs(), drawn=lambda q: pair(truncated(q)), declared=pair
+            rule=RecursiveRejection(), drawn=lambda q: pair(truncated(q)), declared=pair
         ),
     }
 )
@@ -328,13 +332,13 @@ HARMLESS_NODES: Final[Mapping[str, Mutant]] = MappingProxyType(
         ),
         "SpecTr-GBV, one candidate": Mutant(rule=SpecTrGbv(), drawn=lambda q: Iid(q, 1)),
         "processed draft, declared so": Mutant(
-            rule=SingleDraft(), drawn=lambda q: Iid(processed(q), 1)
+            rule=SpeculativeSampling(), drawn=lambda q: Iid(processed(q), 1)
         ),
         "top-1 draft, declared so": Mutant(
-            rule=SingleDraft(), drawn=lambda q: Deterministic(q.top(1))
+            rule=SpeculativeSampling(), drawn=lambda q: Deterministic(q.top(1))
         ),
         "drawn from the top two, and declared so": Mutant(
-            rule=Rrs(), drawn=lambda q: pair(truncated(q))
+            rule=RecursiveRejection(), drawn=lambda q: pair(truncated(q))
         ),
     }
 )

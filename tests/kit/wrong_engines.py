@@ -96,7 +96,7 @@ class Engine(Protocol):
         ...
 
 
-def single_draft(p: Probs, q: Probs, x: int, draws: Draws) -> int:
+def speculative_sampling(p: Probs, q: Probs, x: int, draws: Draws) -> int:
     """The exact rule."""
     return x if draws.uniform() * q[x] < p[x] else _drawn(_excess(p, q), draws)
 
@@ -149,7 +149,7 @@ class ChainEngine:
             position from the target law.
     """
 
-    rule: Rule = single_draft
+    rule: Rule = speculative_sampling
     drafts_greedily: bool = False
     reuses_noise: bool = False
     declares_raw_law: bool = False

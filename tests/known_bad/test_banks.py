@@ -18,9 +18,9 @@ from monge.verify.base import NodeRule, Verifier
 from monge.verify.block import Block
 from monge.verify.greedy import Greedy
 from monge.verify.multipath_block import MultipathBlock
+from monge.verify.recursive_rejection import RecursiveRejection
 from monge.verify.registry import VERIFIERS
-from monge.verify.rrs import Rrs
-from monge.verify.single_draft import SingleDraft
+from monge.verify.speculative_sampling import SpeculativeSampling
 from monge.verify.traversal import Traversal
 from tests.kit.banks import bank, certain_bank, near_bank
 from tests.kit.known_bad import BonusLeftOut, TokenLevelResidual
@@ -77,7 +77,7 @@ def test_a_shortcut_for_an_almost_certain_token_is_seen() -> None:
 def test_a_small_residual_is_no_rounding() -> None:
     dropped, exact = (
         Mutant(rule=rule, drawn=lambda q: Iid(q, 1))
-        for rule in (SmallResidualDropped(), SingleDraft())
+        for rule in (SmallResidualDropped(), SpeculativeSampling())
     )
     assert all(distance(dropped, p, q) > SEEN for p, q in near_bank())
     assert max(distance(exact, p, q) for p, q in near_bank()) < EXACT
@@ -92,15 +92,19 @@ def test_a_negative_residual_is_refused() -> None:
 
 
 def test_a_point_mass_declared_for_draws_only_loses_acceptance() -> None:
-    """One-hot laws for sampled candidates, with the residual that belongs to them, are the target walk."""
-    told = Mutant(rule=Rrs(), drawn=lambda q: Iid(q, 1), declared=lambda q: Deterministic(q.top(1)))
+    """One-hot laws for sampled candidates, with the residual that belongs to them, are sample and match."""
+    told = Mutant(
+        rule=RecursiveRejection(),
+        drawn=lambda q: Iid(q, 1),
+        declared=lambda q: Deterministic(q.top(1)),
+    )
     for p, q in bank()[:10]:
         assert distance(told, p, q) < EXACT
 
         def hit(draws, p=p, q=q):  # type: ignore[no-untyped-def]
             candidates = Iid(q, 2).draw(draws)
             return (
-                Rrs().emit(
+                RecursiveRejection().emit(
                     p,
                     Deterministic(tuple(dict.fromkeys(candidates))),
                     tuple(dict.fromkeys(candidates)),

@@ -50,7 +50,11 @@ def test_wrong_rules_are_seen(name: str) -> None:
 @pytest.mark.parametrize("name", KNOWN_BAD_TREES)
 def test_wrong_drafters_are_seen(name: str) -> None:
     tree = KNOWN_BAD_TREES[name]
-    verifier = "rrs_without_replacement" if tree.kind is WithoutReplacement else "rrs"
+    verifier = (
+        "recursive_rejection_without_replacement"
+        if tree.kind is WithoutReplacement
+        else "recursive_rejection"
+    )
     assert any(error > 1e-3 for error in errors(ONE_NODE, tree=tree, verifier=verifier))
 
 
@@ -58,18 +62,25 @@ def test_wrong_drafters_are_seen(name: str) -> None:
 def test_wrong_levels_are_seen_by_rules_for_whole_trees(name: str) -> None:
     """Node by node the same trees are exact: what decides about a draw is known before it."""
     case, tree = Case(horizon=1, max_new_tokens=3), KNOWN_BAD_LEVELS[name]
-    assert any(error > 1e-3 for error in errors(case, 2, tree=tree, verifier="layer('rrs')"))
-    assert max(errors(case, 2, tree=tree, verifier="rrs")) < 1e-12
+    assert any(
+        error > 1e-3
+        for error in errors(case, 2, tree=tree, verifier="layer('recursive_rejection')")
+    )
+    assert max(errors(case, 2, tree=tree, verifier="recursive_rejection")) < 1e-12
 
 
 @pytest.mark.parametrize("name", KNOWN_BAD_TREES)
-def test_the_target_walk_is_exact_even_for_them(name: str) -> None:
+def test_sample_and_match_is_exact_even_for_them(name: str) -> None:
     """It never uses the claimed law, so no claim can bias it."""
-    assert max(errors(ONE_NODE, tree=KNOWN_BAD_TREES[name], verifier="target_walk")) < 1e-12
+    assert max(errors(ONE_NODE, tree=KNOWN_BAD_TREES[name], verifier="sample_and_match")) < 1e-12
 
 
 @pytest.mark.parametrize(
-    ("kind", "verifier"), [("iid", "rrs"), ("without_replacement", "rrs_without_replacement")]
+    ("kind", "verifier"),
+    [
+        ("iid", "recursive_rejection"),
+        ("without_replacement", "recursive_rejection_without_replacement"),
+    ],
 )
 def test_the_right_rules_pass_on_the_same_bank(kind: str, verifier: str) -> None:
     assert max(errors(ONE_NODE, tree=f"fixed_width((2,), {kind!r})", verifier=verifier)) < 1e-12

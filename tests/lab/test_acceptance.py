@@ -60,7 +60,7 @@ def test_rounds(document):
     assert {"chain", "binary", "comb"} <= {record["family"] for record in document["rounds"]}
     assert all(record["num_nodes"] <= record["budget"] for record in document["rounds"])
     of_pairs = {(one["tree"], one["rule"]): one["over_one_draft"] for one in document["paths"]}
-    one_draft = of_pairs["paths(num_paths=1, depth=2)", "single_draft"]
+    one_draft = of_pairs["paths(num_paths=1, depth=2)", "speculative_sampling"]
     assert one_draft == {"mean": 1.0, "low": 1.0, "high": 1.0}
 
 

@@ -51,12 +51,14 @@ def test_chain_trees_agree_with_the_closed_form_of_the_paths():
     # One path: block verification is the multi-step optimum, and a single-draft step keeps 1 - TV a
     # token.
     assert report["rules"]["block"] == pytest.approx(report["optimum"], abs=1e-9)
-    assert report["rules"]["single_draft"] == pytest.approx(0.7 * (1 + 0.8), abs=EXACT)
+    assert report["rules"]["speculative_sampling"] == pytest.approx(0.7 * (1 + 0.8), abs=EXACT)
 
 
 def test_two_paths_node_by_node_and_tree_by_tree():
     table = small_tree(candidates=2, drafting="paths")
-    by_nodes, how = expected_accepted(VERIFIERS.make("rrs_without_replacement"), table)
+    by_nodes, how = expected_accepted(
+        VERIFIERS.make("recursive_rejection_without_replacement"), table
+    )
     assert how == "enumeration node by node"
     by_trees, how = expected_accepted(VERIFIERS.make("traversal"), table)
     assert how == "enumeration tree by tree"
@@ -108,8 +110,8 @@ def test_a_tree_is_valued_as_the_tree_builder_draws_it_and_the_verifier_decides(
     """
     table = small_tree(candidates=2 if drafting == "paths" else [2, 1], drafting=drafting)
     found = tree_report(table)["rules"]
-    assert found.pop("gumbel") == found["target_walk"]
-    assert {"target_walk", "layer"} <= found.keys()
+    assert found.pop("gumbel") == found["sample_and_match"]
+    assert {"sample_and_match", "layer"} <= found.keys()
     assert drafting != "paths" or "multipath_block" in found
     given = {"optimal": "optimal_given_candidates", "layer": "layer('optimal_given_candidates')"}
     if drafting not in {"paths", "iid", "greedy_plus_one"}:
@@ -124,14 +126,20 @@ def test_multipath_block_keeps_as_much_as_any_rule_of_two_paths():
     assert report["rules"]["multipath_block"] == pytest.approx(report["optimum"], abs=1e-9)
 
 
-DISTINCT, LAYERS = "fixed_width((1, 2), 'without_replacement')", ("layer(inner='rrs')", "traversal")
+DISTINCT, LAYERS = (
+    "fixed_width((1, 2), 'without_replacement')",
+    ("layer(inner='recursive_rejection')", "traversal"),
+)
 SHAPES = {
-    "draws": ("fixed_width((1, 2), 'iid')", ("rrs", "k_seq", "naive_tree", *LAYERS)),
+    "draws": (
+        "fixed_width((1, 2), 'iid')",
+        ("recursive_rejection", "k_seq", "naive_tree", *LAYERS),
+    ),
     "wide": ("fixed_width((2,), 'iid')", ("k_seq", "naive_tree", "optimal_given_candidates")),
-    "distinct": (DISTINCT, ("rrs_without_replacement", "layer")),
-    "walked": ("fixed_width((2, 1), 'top')", ("target_walk", "greedy", "layer")),
-    "with one draw": ("fixed_width((2, 1), 'greedy_plus_one')", ("greedy", "rrs")),
-    "chain": ("chain(2)", ("single_draft", "block", "layer")),
+    "distinct": (DISTINCT, ("recursive_rejection_without_replacement", "layer")),
+    "walked": ("fixed_width((2, 1), 'top')", ("sample_and_match", "greedy", "layer")),
+    "with one draw": ("fixed_width((2, 1), 'greedy_plus_one')", ("greedy", "recursive_rejection")),
+    "chain": ("chain(2)", ("speculative_sampling", "block", "layer")),
 }
 
 
@@ -173,8 +181,8 @@ def test_tree_file(lab, tmp_path):
     rules, best = found["rules"], found["optimum"]
     # The root accepts 0.76 with recursive rejection; then one draft is kept with 1 - TV = 0.7 (0.6
     # after token a).
-    assert 0.76 * 1.6 < rules["rrs"] < 0.76 * 1.8
-    assert rules["optimal"] > rules["rrs"]
+    assert 0.76 * 1.6 < rules["recursive_rejection"] < 0.76 * 1.8
+    assert rules["optimal"] > rules["recursive_rejection"]
     assert found["layer_bound"] >= best - 1e-9
     assert all(value <= best + 1e-9 for value in rules.values() if value is not None)
     result = lab("acceptance.trees", tmp_path / "tree.json")

@@ -43,9 +43,9 @@ def test_every_rule_is_timed_or_says_why_not():
 @pytest.mark.parametrize(
     ("tree", "nodes", "timed"),
     [
-        ("chain(2)", 2, {"single_draft", "block", "layer"}),
-        ("fixed_width((2, 1), 'temperatures')", 4, {"target_walk", "gumbel", "layer"}),
-        ("best_first(3, 2, 2)", 3, {"target_walk", "traversal"}),
+        ("chain(2)", 2, {"speculative_sampling", "block", "layer"}),
+        ("fixed_width((2, 1), 'temperatures')", 4, {"sample_and_match", "gumbel", "layer"}),
+        ("best_first(3, 2, 2)", 3, {"sample_and_match", "traversal"}),
     ],
 )
 def test_every_rule_that_is_exact_for_a_tree_is_timed_on_it(tree, nodes, timed):

@@ -464,7 +464,7 @@ def test_errors_are_told_and_a_key_is_asked_for(window):
 @pytest.mark.parametrize("is_dark", [False, True])
 def test_a_file_shows_runs_without_a_server(window, tmp_path, is_dark):
     decoder = markup_decoder()
-    sessions = decoder.sessions(["a", "b"], max_new_tokens=30, temperature=1.0, keeps_trees=True)
+    sessions = decoder.sessions(["a", "b"], max_new_tokens=30, temperature=1.0, return_trees=True)
     list(decode(sessions, decoder.components, max_batch_size=2))
     run = {"prompt": HOSTILE[1], "error": None, "seed": 1, "finish_reason": "length"}
     traces = [rounds_of(one.records, one.request.prompt_ids, decoder) for one in sessions]

@@ -8,7 +8,7 @@ import pytest
 
 from monge.api import make_components
 from monge.engine.batch import decode
-from monge.engine.decoder import Decoder, piece_of
+from monge.engine.decoder import Decoder, chunk_of
 from monge.laws.proposal import Arbitrary, Deterministic, Independent, Mixed
 from monge.oracle.tabular import RandomTable, TabularModel
 from monge.page.files import page_of
@@ -73,7 +73,7 @@ def test_a_trace_says_what_the_verifier_saw(name, unchecked_types):
     parts = RUNS[name]()
     watched = Watched(parts.rule)
     decoder = Decoder(replace(parts, rule=watched), max_batch_size=1)
-    options = {"max_new_tokens": 8, "temperature": 1.0, "seed": 1, "keeps_trees": True}
+    options = {"max_new_tokens": 8, "temperature": 1.0, "seed": 1, "return_trees": True}
     (session,) = decoder.sessions([[0, 1, 0, 1]], **options)
     list(decode([session], decoder.components, max_batch_size=1))
     rounds = rounds_of(session.records, session.request.prompt_ids, decoder)
@@ -107,7 +107,7 @@ def test_keeping_trees_draws_nothing():
     options, texts = {"max_new_tokens": 40, "temperature": 1.0, "seed": 3}, []
     for keeps in (False, True):
         decoder = toy_decoder(tree="fixed_width((2, 2))")
-        (result,) = decoder.generate("once", keeps_trees=keeps, **options)
+        (result,) = decoder.generate("once", return_trees=keeps, **options)
         assert {one.tree is not None for one in result.records} == {keeps}
         texts.append(result.token_ids)
     assert texts[0] == texts[1]
@@ -124,7 +124,7 @@ def test_a_processor_that_refuses_other_texts_leaves_their_probabilities_out():
         assert text == whole[: len(text)], "no verifier looks at this text"
         return scores
 
-    (result,) = make().generate("once", processors=[strict], keeps_trees=True, **options)
+    (result,) = make().generate("once", logits_processors=[strict], return_trees=True, **options)
     assert result.token_ids == plain.token_ids
     trees = [record.tree for record in result.records if record.tree is not None]
     assert len(trees) == len(result.records)
@@ -134,11 +134,11 @@ def test_a_processor_that_refuses_other_texts_leaves_their_probabilities_out():
 
 def test_texts_of_tokens_add_up_and_the_file_holds_them_as_data():
     decoder = toy_decoder()
-    (session,) = decoder.sessions(["once"], max_new_tokens=30, temperature=1.0, keeps_trees=True)
+    (session,) = decoder.sessions(["once"], max_new_tokens=30, temperature=1.0, return_trees=True)
     list(decode([session], decoder.components, max_batch_size=1))
     rounds = rounds_of(session.records, session.request.prompt_ids, decoder)
     texts = [token["text"] for one in rounds for token in one["tokens"]]
-    assert "".join(texts) == piece_of(session).text
+    assert "".join(texts) == chunk_of(session).text
     made = document([{"prompt": "</script><!--<script>", "rounds": rounds}], decoder)
     page = page_of(made)
     data = page.partition('id="trace">')[2].partition("</script>")[0]

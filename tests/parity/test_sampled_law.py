@@ -52,14 +52,16 @@ OFTEN = {"llama", "mistral_window", "gemma3", "gpt2", "phi3", "opt"}
 )
 def test_trees(name):
     model = network(name)
-    output = output_law(model, tree="fixed_width((2, 1))", verifier="rrs_without_replacement")
+    output = output_law(
+        model, tree="fixed_width((2, 1))", verifier="recursive_rejection_without_replacement"
+    )
     assert law_error(output, plain_law(model)) < ROUNDING
 
 
 @pytest.mark.parametrize("name", ["llama", *CHAIN_FAMILIES])
 def test_chains(name):
     model = network(name)
-    output = output_law(model, tree="chain(2)", verifier="single_draft")
+    output = output_law(model, tree="chain(2)", verifier="speculative_sampling")
     assert law_error(output, plain_law(model)) < ROUNDING
 
 

@@ -20,7 +20,7 @@ from tests.plugins.vllm_models import PROMPT, Fit, joint_law, write_models
 
 NUM_SAMPLES = 4000
 LEVEL = 1e-4
-VLLM, BLOCK, SINGLE = {}, {"verifier": "block"}, {"verifier": "single_draft"}
+VLLM, BLOCK, SINGLE = {}, {"verifier": "block"}, {"verifier": "speculative_sampling"}
 BY_TEMPERATURE = {"verifier": "block", "draft_law": "temperature"}
 WARM, CUT = {"temperature": 0.8}, {"temperature": 1.2, "top_k": 6, "top_p": 0.9}
 

@@ -161,7 +161,10 @@ def test_vllm_is_unchanged_without_settings(vllm, settings):
     ("settings", "expected"),
     [
         ({"verifier": "block"}, [True, True, True, True]),
-        ({"verifier": "single_draft", "draft_law": "temperature"}, [True, True, True, False]),
+        (
+            {"verifier": "speculative_sampling", "draft_law": "temperature"},
+            [True, True, True, False],
+        ),
         ({"draft_law": "request"}, [False, False, False, True]),
     ],
     ids=str,
@@ -254,7 +257,7 @@ def test_two_engines_of_a_process_have_the_same_settings(vllm):
     register()
     vllm.start({"verifier": "block"})
     with pytest.raises(OptionError, match="in a process of its own"):
-        vllm.start({"verifier": "single_draft"})
+        vllm.start({"verifier": "speculative_sampling"})
 
 
 def test_a_vllm_of_another_form_is_told(vllm, caplog):

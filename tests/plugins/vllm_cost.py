@@ -40,7 +40,7 @@ def main(repeats):
         programs = {
             "vLLM": lambda drafts: rejection_sampler.rejection_sample(*drafts),
             "block": lambda drafts: rejection_sample("block", drafts),
-            "single_draft": lambda drafts: rejection_sample("single_draft", drafts),
+            "speculative_sampling": lambda drafts: rejection_sample("speculative_sampling", drafts),
         }
         draws = {
             "draft, temperature": lambda logits: compute_probs_and_sample_next_token(logits, rules),  # noqa: B023

@@ -28,15 +28,17 @@ from monge.verify.functional import (
     Verified,
     block,
     on_host,
+    sample_and_match,
     speculative_sampling,
-    target_walk,
 )
 from monge.verify.layer import Layer
 from monge.verify.problem import NodeProblem
-from monge.verify.rrs import Rrs
-from monge.verify.rrs_without_replacement import RrsWithoutReplacement
-from monge.verify.single_draft import SingleDraft
-from monge.verify.target_walk import TargetWalk
+from monge.verify.recursive_rejection import RecursiveRejection
+from monge.verify.recursive_rejection_without_replacement import (
+    RecursiveRejectionWithoutReplacement,
+)
+from monge.verify.sample_and_match import SampleAndMatch
+from monge.verify.speculative_sampling import SpeculativeSampling
 from monge.verify.traversal import Traversal
 from tests.verify.whole_trees import Tables, random_tables, text_error
 
@@ -275,14 +277,14 @@ def test_the_plain_laws_stay_without_machine_code(monkeypatch) -> None:
 CHAINS = {
     block: on_host.block,
     speculative_sampling: on_host.speculative_sampling,
-    target_walk: on_host.target_walk,
+    sample_and_match: on_host.sample_and_match,
 }
 SHAPE = ((1,), (2,), (3,), ())
 
 
 def verdicts_of(program, p, token_ids, q, uniforms) -> Verified:
     arguments = {"probs": p, "token_ids": token_ids, "uniforms": uniforms}
-    is_walk = program in {target_walk, on_host.target_walk}
+    is_walk = program in {sample_and_match, on_host.sample_and_match}
     return program(**arguments, **({"children": SHAPE} if is_walk else {"draft": DraftLaws(q)}))
 
 
@@ -336,9 +338,9 @@ def test_other_trees_and_laws_of_a_few_tokens_are_left_to_the_program() -> None:
     token_ids = torch.tensor([[0, 2099, 1, 2]] * 9)
     tree = ((1, 2), (3,), (), ())
     given = {"probs": p, "token_ids": token_ids, "uniforms": uniforms}
-    assert on_host.target_walk(**given, children=tree) is None
+    assert on_host.sample_and_match(**given, children=tree) is None
     p = p.scatter(2, torch.tensor([1]).expand(9, 4, 1), 1e6)
-    path = target_walk(p / p.sum(-1, keepdim=True), token_ids, tree, uniforms).path
+    path = sample_and_match(p / p.sum(-1, keepdim=True), token_ids, tree, uniforms).path
     assert path[:, 0].eq(2).all(), "the second child"
     empty = given | {"token_ids": token_ids.new_full((9, 4), -1)}
     assert block(**empty, draft=DraftLaws(q)).num_accepted.tolist() == [0] * 9
@@ -402,7 +404,7 @@ def test_the_flow_to_a_single_draw_writes_no_masses(chosen, scale) -> None:
     assert isinstance(p, LazyLaw)
     x = q.quantile(0.3)
     lazy, plain = (
-        SingleDraft().flow(
+        SpeculativeSampling().flow(
             NodeProblem(
                 target_law=law,
                 scale=scale,
@@ -494,13 +496,13 @@ class ScoredTables(Tables):
 
 CASES = [
     (Block(), "iid", (1, 1)),
-    (SingleDraft(), "iid", (1, 1)),
-    (Rrs(), "iid", (2, 1)),
-    (RrsWithoutReplacement(), "without_replacement", (2, 1)),
+    (SpeculativeSampling(), "iid", (1, 1)),
+    (RecursiveRejection(), "iid", (2, 1)),
+    (RecursiveRejectionWithoutReplacement(), "without_replacement", (2, 1)),
     (Traversal(), "without_replacement", (2, 1)),
-    (Layer(Rrs()), "iid", (2, 1)),
+    (Layer(RecursiveRejection()), "iid", (2, 1)),
     (OptimalGivenCandidates(), "iid", (2, 1)),
-    (TargetWalk(), "top", (2, 1)),
+    (SampleAndMatch(), "top", (2, 1)),
 ]
 
 

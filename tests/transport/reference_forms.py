@@ -83,13 +83,13 @@ def _check_searchable(num_tokens: int) -> None:
         )
 
 
-def single_draft_acceptance(p: Vector, q: Vector) -> float:
+def speculative_sampling_acceptance(p: Vector, q: Vector) -> float:
     """sum(min(p, q)) = 1 - TV(p, q), the optimum of one candidate (Leviathan et al., arXiv 2211.17192)."""
     p, q = _checked(p, q)
     return float(np.minimum(p, q).sum())
 
 
-def target_walk_acceptance(problem: TransportProblem) -> float:
+def sample_and_match_acceptance(problem: TransportProblem) -> float:
     """sum_i p_i P(i is a candidate): the token is drawn from p without a look at the candidates."""
     return float(problem.target @ problem.candidates.inclusion)
 

@@ -33,7 +33,7 @@ def norm(masses):
     return masses / masses.sum() if masses.sum() > 0.0 else masses
 
 
-def rrs(p, draft_laws):
+def recursive_rejection(p, draft_laws):
     def steps(number, token, left):
         q = draft_laws[number]
         return min(1.0, left[token] / q[token]), norm(positive(left - q))
@@ -41,7 +41,7 @@ def rrs(p, draft_laws):
     return lambda candidate_ids: emit(p, candidate_ids, steps)
 
 
-def rrs_without_replacement(p, q):
+def recursive_rejection_without_replacement(p, q):
     def law(candidate_ids):
         def steps(number, token, left):
             rest = q.copy()

@@ -17,7 +17,7 @@ from monge.transport.closed_forms import (
 )
 from tests.transport import reference_rules as rules
 from tests.transport.reference_forms import (
-    target_walk_acceptance,
+    sample_and_match_acceptance,
 )
 from tests.transport.strategies import EDGES, A, few, half, laws, pairs
 
@@ -36,17 +36,17 @@ def check_all_rules(p, q, width):
     best = iid_optimum(p, q, width).acceptance
     k_seq, walk = k_seq_acceptance(p, q, width), TransportProblem(target=p, candidates=iid)
     for value, rule in (
-        (rrs_acceptance(p, [q] * width), rules.rrs(p, [q] * width)),
+        (rrs_acceptance(p, [q] * width), rules.recursive_rejection(p, [q] * width)),
         (k_seq, rules.k_seq(p, q, width)),
         (naive_tree_acceptance(p, q, width), rules.naive_tree(p, q)),
-        (target_walk_acceptance(walk), lambda _: p),
+        (sample_and_match_acceptance(walk), lambda _: p),
     ):
         check(value, iid, p, rule)
         assert value <= best + EXACT
     # The guarantee of SpecTr.
     assert k_seq >= (1.0 - (1.0 - 1.0 / width) ** width) * best - EXACT
     value = rrs_without_replacement_acceptance(p, q, width)
-    check(value, distinct, p, rules.rrs_without_replacement(p, q))
+    check(value, distinct, p, rules.recursive_rejection_without_replacement(p, q))
     assert value <= without_replacement_optimum(p, q, width).acceptance + EXACT
 
 
@@ -66,7 +66,7 @@ def test_optimal_acceptance_of_every_rule_on_edge_cases(name):
 @given(st.integers(2, 4).flatmap(lambda n: st.tuples(laws(n), laws(n), laws(n))))
 def test_recursive_rejection_with_different_drafts(case):
     p, *drafts = case
-    rule, candidates = rules.rrs(p, drafts), CandidateLaw.independent(drafts)
+    rule, candidates = rules.recursive_rejection(p, drafts), CandidateLaw.independent(drafts)
     check(rrs_acceptance(p, drafts), candidates, p, rule)
 
 

@@ -32,7 +32,7 @@ def test_every_feasible_kernel_is_lossless(case, seed):
 
 
 def test_residual_tokens_that_hit_a_candidate_count():
-    # Never accepts: the completion is the target walk.
+    # Never accepts: the completion is sample and match.
     nothing = Coupling.from_kernel(PROBLEM, np.zeros((9, 3)))
     assert nothing.accepted_mass == 0.0
     assert nothing.acceptance == pytest.approx(0.483, abs=1e-15)

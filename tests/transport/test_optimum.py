@@ -23,7 +23,7 @@ from monge.transport.linear_program import solve
 from tests.transport.reference_forms import (
     different_drafts_optimum,
     greedy_acceptance,
-    single_draft_acceptance,
+    speculative_sampling_acceptance,
     subset_optimum,
 )
 from tests.transport.strategies import EDGES, A, few, laws, pairs
@@ -114,7 +114,7 @@ def test_one_candidate_is_the_maximal_coupling(case):
     p, q, _ = case
     for optimum in (iid_optimum, without_replacement_optimum):
         found = optimum(p, q, 1).acceptance
-        assert found == pytest.approx(single_draft_acceptance(p, q), abs=1e-15)
+        assert found == pytest.approx(speculative_sampling_acceptance(p, q), abs=1e-15)
 
 
 @few

@@ -13,7 +13,7 @@ from lab.acceptance.score_table import ScoreTable
 from monge.core.errors import LawError
 from monge.transport.bounds import iid_optimum, mixed_optimum
 from monge.transport.linear_program import solve
-from tests.transport.reference_forms import rearrangement_coupling, single_draft_acceptance
+from tests.transport.reference_forms import rearrangement_coupling, speculative_sampling_acceptance
 from tests.transport.strategies import EDGES, A, as_law, few, pairs, very_few
 
 EXACT = 1e-12
@@ -94,10 +94,10 @@ def test_swaps_of_scores_balance(case, positions):
 
 @few
 @given(pairs())
-def test_one_candidate_is_the_single_draft_rule(case):
+def test_one_candidate_is_speculative_sampling(case):
     p, q, _ = case
     coupling = rearrangement_coupling(p, q, 1)
-    assert coupling.acceptance == pytest.approx(single_draft_acceptance(p, q), abs=1e-14)
+    assert coupling.acceptance == pytest.approx(speculative_sampling_acceptance(p, q), abs=1e-14)
     for ((token,), _), row in zip(coupling.problem.candidates, coupling.kernel, strict=True):
         # a candidate too improbable for its window to have a length in float64 is refused
         assert row[token] == pytest.approx(min(1.0, p[token] / q[token]), abs=1e-6)

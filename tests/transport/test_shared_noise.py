@@ -10,7 +10,7 @@ from monge.core.errors import LawError, OptionError
 from monge.transport.bounds import iid_optimum
 from monge.transport.closed_forms import match_probability
 from tests.kit.strategies import weight_pairs
-from tests.transport.reference_forms import single_draft_acceptance
+from tests.transport.reference_forms import speculative_sampling_acceptance
 
 P, Q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
 
@@ -63,7 +63,7 @@ def test_between_its_bounds(pair: tuple[list[int], list[int]], width: int) -> No
     # The drafts are independent draws from q.
     assert found <= iid_optimum(p, q, width).acceptance + 1e-12
     if width == 1:
-        kept = single_draft_acceptance(p, q)
+        kept = speculative_sampling_acceptance(p, q)
         assert kept / (2.0 - kept) - 1e-12 <= found <= kept + 1e-12
 
 

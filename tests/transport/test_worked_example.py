@@ -15,8 +15,8 @@ from monge.transport.linear_program import solve
 from tests.transport.reference_forms import (
     greedy_acceptance,
     rearrangement_coupling,
+    sample_and_match_acceptance,
     subset_optimum,
-    target_walk_acceptance,
 )
 from tests.transport.strategies import A
 
@@ -43,7 +43,7 @@ WITHOUT_REPLACEMENT = TransportProblem(target=P, candidates=CandidateLaw.without
         (k_seq_constants(P, Q, 2).rho, 1.456776),
         (rrs_acceptance(P, [Q, Q]), 0.760000),
         (rrs_without_replacement_acceptance(P, Q, 2), 0.820000),
-        (target_walk_acceptance(IID), 0.483000),
+        (sample_and_match_acceptance(IID), 0.483000),
     ],
 )
 def test_published_values_of_the_worked_example(value, expected):

@@ -25,16 +25,18 @@ from monge.verify.functional import (
     num_uniforms,
     optimal,
     recursive_rejection,
+    sample_and_match,
     speculative_sampling,
-    target_walk,
     traversal,
 )
 from monge.verify.layer import Layer
 from monge.verify.optimal import Optimal
-from monge.verify.rrs import Rrs
-from monge.verify.rrs_without_replacement import RrsWithoutReplacement
-from monge.verify.single_draft import SingleDraft
-from monge.verify.target_walk import TargetWalk
+from monge.verify.recursive_rejection import RecursiveRejection
+from monge.verify.recursive_rejection_without_replacement import (
+    RecursiveRejectionWithoutReplacement,
+)
+from monge.verify.sample_and_match import SampleAndMatch
+from monge.verify.speculative_sampling import SpeculativeSampling
 from monge.verify.traversal import Traversal
 
 VOCAB = 5
@@ -56,20 +58,30 @@ def on_chain(rule: Callable[..., Verified]) -> Callable[..., Verified]:
 
 
 PROGRAMS: dict[str, tuple[Callable[..., Verified], Rule, type, tuple[tuple[int, ...], ...]]] = {
-    "speculative_sampling": (on_chain(speculative_sampling), SingleDraft(), Iid, (CHAIN, (-1,))),
+    "speculative_sampling": (
+        on_chain(speculative_sampling),
+        SpeculativeSampling(),
+        Iid,
+        (CHAIN, (-1,)),
+    ),
     "block": (on_chain(block), Block(), Iid, (CHAIN, (-1,), (-1, 0))),
-    "recursive_rejection": (recursive_rejection, Rrs(), Iid, (CHAIN, BUSH, STAR)),
-    "without replacement": (without, RrsWithoutReplacement(), WithoutReplacement, (BUSH, STAR)),
+    "recursive_rejection": (recursive_rejection, RecursiveRejection(), Iid, (CHAIN, BUSH, STAR)),
+    "without replacement": (
+        without,
+        RecursiveRejectionWithoutReplacement(),
+        WithoutReplacement,
+        (BUSH, STAR),
+    ),
     "traversal": (traversal, Traversal(), WithoutReplacement, (BUSH, STAR, CHAIN)),
-    "target_walk": (
-        lambda probs, token_ids, children, draft, uniforms, **_: target_walk(
+    "sample_and_match": (
+        lambda probs, token_ids, children, draft, uniforms, **_: sample_and_match(
             probs, token_ids, children, uniforms
         ),
-        TargetWalk(),
+        SampleAndMatch(),
         Deterministic,
         (BUSH, CHAIN, (-1,)),
     ),
-    "mixed recursive_rejection": (recursive_rejection, Rrs(), Mixed, (BUSH, STAR)),
+    "mixed recursive_rejection": (recursive_rejection, RecursiveRejection(), Mixed, (BUSH, STAR)),
     "mixed traversal": (traversal, Traversal(), Mixed, (BUSH, STAR)),
     "optimal": (optimal, Optimal(), Iid, (BUSH, STAR, CHAIN)),
     "mixed optimal": (optimal, Optimal(), Mixed, (BUSH, STAR)),

@@ -16,7 +16,7 @@ from monge.transport.random_tree import RandomTree
 from monge.verify.base import Verifier, Walk
 from monge.verify.block import Block
 from monge.verify.functional.where import share
-from monge.verify.single_draft import SingleDraft
+from monge.verify.speculative_sampling import SpeculativeSampling
 from tests.kit.strategies import weight_lists
 from tests.transport.reference_forms import block_acceptance
 from tests.verify.acceptance import EXACT
@@ -38,7 +38,7 @@ def check(tables: Tables, depth: int) -> float:
     assert block == pytest.approx(
         block_acceptance(tables.target_masses, tables.draft_masses, depth=depth), abs=EXACT
     )
-    gain = block - expected_accepted(Walk(SingleDraft()), tables, children)
+    gain = block - expected_accepted(Walk(SpeculativeSampling()), tables, children)
     assert gain >= -EXACT
     return gain
 
@@ -106,7 +106,7 @@ def test_nothing_undecided_is_no_division_by_zero() -> None:
     assert share(1e-17, 1.0) == 1.0
 
 
-def test_deterministic_tokens_are_the_target_walk() -> None:
+def test_deterministic_tokens_are_sampled_and_matched() -> None:
     tables = random_tables(vocab=3, depth=3, seed=2)
 
     def top(path):  # type: ignore[no-untyped-def]
@@ -114,7 +114,7 @@ def test_deterministic_tokens_are_the_target_walk() -> None:
 
     assert text_error(Block(), tables, top, 4) < EXACT
     assert expected_accepted(Block(), tables, top) == pytest.approx(
-        expected_accepted(Walk(SingleDraft()), tables, top), abs=EXACT
+        expected_accepted(Walk(SpeculativeSampling()), tables, top), abs=EXACT
     )
 
 

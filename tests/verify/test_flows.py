@@ -19,10 +19,12 @@ from monge.oracle.exact_law import exact_law, law_error
 from monge.verify.base import why_no_exactness
 from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.problem import NodeProblem
+from monge.verify.recursive_rejection_without_replacement import (
+    RecursiveRejectionWithoutReplacement,
+)
 from monge.verify.registry import VERIFIERS
-from monge.verify.rrs_without_replacement import RrsWithoutReplacement
-from monge.verify.single_draft import SingleDraft
-from monge.verify.target_walk import TargetWalk
+from monge.verify.sample_and_match import SampleAndMatch
+from monge.verify.speculative_sampling import SpeculativeSampling
 from tests.exact.test_rules import width_of
 from tests.kit.strategies import dense_law, weight_pairs
 from tests.verify.acceptance import EXACT
@@ -31,10 +33,10 @@ from tests.verify.plain_search import DraftLine, winning_chances
 from tests.verify.tables import remembered_tables  # noqa: F401
 
 RULES = (
-    "target_walk",
-    "single_draft",
-    "rrs",
-    "rrs_without_replacement",
+    "sample_and_match",
+    "speculative_sampling",
+    "recursive_rejection",
+    "recursive_rejection_without_replacement",
     "naive_tree",
     "k_seq",
     "greedy",
@@ -204,11 +206,13 @@ def test_which_form_a_flow_has() -> None:
             )
         )
 
-    assert form(RrsWithoutReplacement(), WithoutReplacement(q, 2), (0, 2)) is Emission
-    assert form(RrsWithoutReplacement(), WithoutReplacement(q, 1), (0,)) is Flow
-    assert form(TargetWalk(), Iid(q, 2), (0, 2)) is Emission
-    assert form(TargetWalk(), Deterministic((0, 2)), (0, 2)) is Flow
-    assert form(SingleDraft(), Iid(q), (0,)) is Flow
+    assert (
+        form(RecursiveRejectionWithoutReplacement(), WithoutReplacement(q, 2), (0, 2)) is Emission
+    )
+    assert form(RecursiveRejectionWithoutReplacement(), WithoutReplacement(q, 1), (0,)) is Flow
+    assert form(SampleAndMatch(), Iid(q, 2), (0, 2)) is Emission
+    assert form(SampleAndMatch(), Deterministic((0, 2)), (0, 2)) is Flow
+    assert form(SpeculativeSampling(), Iid(q), (0,)) is Flow
 
 
 @pytest.mark.parametrize("name", RULES)

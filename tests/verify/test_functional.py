@@ -29,8 +29,8 @@ from monge.verify.functional import (
     probs_from_logits,
     recursive_rejection,
 )
-from monge.verify.rrs import Rrs
-from monge.verify.target_walk import TargetWalk
+from monge.verify.recursive_rejection import RecursiveRejection
+from monge.verify.sample_and_match import SampleAndMatch
 from tests.engine import cuda_waits
 from tests.verify.tensor_problems import (
     BELOW_ONE,
@@ -57,7 +57,9 @@ def test_equal_uniforms_give_the_verdict_of_the_object(name: str, chosen) -> Non
     """On, and one unit beside, every threshold of every branch."""
     program, rule, kind, shapes = PROGRAMS[name]
     *regimes, seed, shape = chosen
-    is_plain = kind is not Mixed or not isinstance(rule, Rrs)  # which draws once from p there
+    is_plain = kind is not Mixed or not isinstance(
+        rule, RecursiveRejection
+    )  # which draws once from p there
     if not is_plain and regimes[1] == "equal":
         regimes[1] = "rough"  # rejected by rounding alone, what is left of p may be a candidate
     one = problem(tuple(regimes), shapes[shape % len(shapes)], kind, seed, can_fix_all=is_plain)
@@ -112,7 +114,9 @@ def test_a_token_drawn_twice_is_tested_twice(seed: int) -> None:
     uniforms = rng.random((20, 3))
     expected = []
     for row in uniforms.tolist():
-        verdict = as_verifier(Rrs()).verify(tree, [trusted_law(p)] * 2, TapeDraws(row))
+        verdict = as_verifier(RecursiveRejection()).verify(
+            tree, [trusted_law(p)] * 2, TapeDraws(row)
+        )
         expected.append((verdict.path, verdict.next_token))
     found = recursive_rejection(
         p.expand(20, 2, -1),
@@ -124,7 +128,7 @@ def test_a_token_drawn_twice_is_tested_twice(seed: int) -> None:
     assert [(path, token) for path, token, _ in told(found)] == expected
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "target_walk"])
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "sample_and_match"])
 def test_laws_of_a_few_tokens_give_the_verdicts_of_whole_laws(name: str) -> None:
     program, _, kind, shapes = PROGRAMS[name]
     rng = np.random.default_rng(5)
@@ -158,12 +162,12 @@ def test_laws_of_a_few_tokens_give_the_verdicts_of_whole_laws(name: str) -> None
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-def test_exact_match_is_the_target_walk_of_point_masses(seed: int) -> None:
+def test_exact_match_samples_and_matches_point_masses(seed: int) -> None:
     rng = np.random.default_rng(seed)
     one = problem(("rough", "rough"), BUSH, Deterministic, seed)
     logits = torch.from_numpy(rng.integers(0, 3, (1, len(BUSH), VOCAB))).float()  # with ties
     laws = [law_from_logits(row, SamplingRules(temperature=0)) for row in logits[0]]
-    verdict = as_verifier(TargetWalk()).verify(one.tree, laws, TapeDraws([0.5] * 9))
+    verdict = as_verifier(SampleAndMatch()).verify(one.tree, laws, TapeDraws([0.5] * 9))
     ((path, token, used),) = told(
         exact_match(logits, torch.tensor([one.token_ids]), children_of(BUSH))
     )
@@ -187,7 +191,7 @@ def _together(name: str, chains: Sequence[Problem], rows: Tensor, padding: int =
     return PROGRAMS[name][0](p, token_ids, children, DraftLaws(q), rows)
 
 
-@pytest.mark.parametrize("name", ["block", "speculative_sampling", "target_walk"])
+@pytest.mark.parametrize("name", ["block", "speculative_sampling", "sample_and_match"])
 @given(seed=st.integers(0, 2**32 - 1), regimes=st.tuples(*[st.sampled_from(REGIMES)] * 2))
 def test_chains_of_several_lengths_are_verified_together(name, seed, regimes) -> None:
     kind = PROGRAMS[name][2]
@@ -212,7 +216,9 @@ def test_padding_that_is_taken_for_a_token_is_noticed() -> None:
     assert max(len(path) for path, _, _ in right) == 1 < max(len(path) for path, _, _ in wrong)
 
 
-@pytest.mark.parametrize("name", ["block", "speculative_sampling", "target_walk", "exact_match"])
+@pytest.mark.parametrize(
+    "name", ["block", "speculative_sampling", "sample_and_match", "exact_match"]
+)
 def test_no_token_follows_bad_logits_into_padding(name: str) -> None:
     one = problem(("rough", "rough"), (-1, 0), Deterministic, 1)
     broken = Problem(one.parents, one.token_ids, one.p.clone(), one.q, Deterministic)
@@ -334,7 +340,7 @@ def decide(logits, heat, token_ids, q, uniforms):
     probs, shape = f.probs_from_logits(logits, temperature=heat, top_p=0.9), f.children_of((-1, 0, 1))
     laws = f.DraftLaws(q)
     yield f.exact_match(logits, token_ids, shape)
-    yield f.target_walk(probs, token_ids, shape, uniforms)
+    yield f.sample_and_match(probs, token_ids, shape, uniforms)
     for program in (f.block, f.speculative_sampling):
         yield program(probs, token_ids, laws, uniforms)
     for program in (f.recursive_rejection, f.traversal, f.optimal, f.layer):

@@ -18,7 +18,7 @@ from monge.verify.functional import (
     num_uniforms,
     probs_from_logits,
     quantile,
-    target_walk,
+    sample_and_match,
 )
 from tests.engine import pretend
 from tests.verify.tensor_problems import (
@@ -39,9 +39,11 @@ def test_too_few_uniforms_and_wrong_shapes_are_refused() -> None:
     with pytest.raises(ProposalMismatchError, match=r"expected -1 for node 0"):
         children_of((0, 0, 1, 2))
     with pytest.raises(ProposalMismatchError, match=r"children of node 1: got \(1,\); expected"):
-        target_walk(*arguments[:2], ((1,), (1,), (3,), ()), torch.zeros(1, 4, dtype=torch.float64))
+        sample_and_match(
+            *arguments[:2], ((1,), (1,), (3,), ()), torch.zeros(1, 4, dtype=torch.float64)
+        )
     with pytest.raises(ProposalMismatchError, match=r"token_ids have 4 nodes, but children has 3"):
-        target_walk(*arguments[:2], ((1,), (2,), ()), torch.zeros(1, 4, dtype=torch.float64))
+        sample_and_match(*arguments[:2], ((1,), (2,), ()), torch.zeros(1, 4, dtype=torch.float64))
 
 
 def arguments_of(name: str, device: str = "cpu", **changes) -> dict:
@@ -94,7 +96,11 @@ def test_wrong_numbers_are_refused_or_give_no_token(name: str, wrong: str) -> No
     """On a device without a wait, and the other requests are not affected."""
     key, place, value, message = WRONG_NUMBERS[wrong]
     program, right, changed = PROGRAMS[name][0], arguments_of(name), {key: spoilt(place, value)}
-    if wrong == "a negative token" and name in {"block", "speculative_sampling", "target_walk"}:
+    if wrong == "a negative token" and name in {
+        "block",
+        "speculative_sampling",
+        "sample_and_match",
+    }:
         assert program(**arguments_of(name, **changed)).next_token.min() >= 0, "padding"
         return
     with pytest.raises(OptionError, match=re.escape(f"{key}: {message}")):
@@ -195,4 +201,6 @@ def test_a_node_has_one_parent() -> None:
     one = problem(("rough", "rough"), CHAIN, Iid, 0)
     arguments = one.p[None], torch.tensor([one.token_ids])
     with pytest.raises(ProposalMismatchError, match="node 2 is a child of nodes 0 and 1"):
-        target_walk(*arguments, ((1, 2), (2, 3), (), ()), torch.zeros(1, 5, dtype=torch.float64))
+        sample_and_match(
+            *arguments, ((1, 2), (2, 3), (), ()), torch.zeros(1, 5, dtype=torch.float64)
+        )

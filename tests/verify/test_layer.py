@@ -28,8 +28,8 @@ from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.k_seq import KSeq
 from monge.verify.layer import FLOW_RULES, RULE_OF, Layer, LayerPass, NodeResidual
 from monge.verify.problem import NodeProblem, ScoredTree
+from monge.verify.recursive_rejection import RecursiveRejection
 from monge.verify.registry import VERIFIERS
-from monge.verify.rrs import Rrs
 from monge.verify.traversal import Traversal
 from tests.verify.acceptance import EXACT
 from tests.verify.tables import remembered_tables  # noqa: F401
@@ -46,9 +46,9 @@ from tests.verify.whole_trees import (
 )
 
 INNER = {
-    "target_walk": ("iid", "without_replacement", "top", "greedy_plus_one"),
-    "rrs": ("iid", "top", "greedy_plus_one"),
-    "rrs_without_replacement": ("iid", "without_replacement", "top"),
+    "sample_and_match": ("iid", "without_replacement", "top", "greedy_plus_one"),
+    "recursive_rejection": ("iid", "top", "greedy_plus_one"),
+    "recursive_rejection_without_replacement": ("iid", "without_replacement", "top"),
     "naive_tree": ("iid", "top"),
     "k_seq": ("iid", "top"),
     "greedy": ("greedy_plus_one", "top"),
@@ -68,7 +68,11 @@ def test_the_text_has_the_law_of_the_target(
 
 @pytest.mark.parametrize(
     ("inner", "way"),
-    [("k_seq", "iid"), ("rrs_without_replacement", "without_replacement"), ("greedy", "top")],
+    [
+        ("k_seq", "iid"),
+        ("recursive_rejection_without_replacement", "without_replacement"),
+        ("greedy", "top"),
+    ],
 )
 @pytest.mark.parametrize(("vocab", "widths"), [(3, (1, 2)), (2, (2, 1, 1))])
 def test_deeper_trees(inner: str, way: str, vocab: int, widths: tuple[int, ...]) -> None:
@@ -77,7 +81,9 @@ def test_deeper_trees(inner: str, way: str, vocab: int, widths: tuple[int, ...])
 
 
 @pytest.mark.parametrize("same_until", [0, 1, 2])
-@pytest.mark.parametrize("inner", ["rrs", "rrs_without_replacement"])
+@pytest.mark.parametrize(
+    "inner", ["recursive_rejection", "recursive_rejection_without_replacement"]
+)
 def test_equal_laws_and_zeros(inner: str, same_until: int) -> None:
     """Where p = q nothing is left to keep, and everything is accepted."""
     tables = random_tables(vocab=3, depth=2, seed=6)
@@ -154,7 +160,7 @@ class PerKind(FlowRule):
 
     def flow(self, problem: NodeProblem) -> Flow | Emission:
         rule = (
-            Rrs()
+            RecursiveRejection()
             if isinstance(problem.proposal, Iid)
             else entry_for(type(problem.proposal), RULE_OF)
         )
@@ -171,12 +177,19 @@ def test_one_candidate_a_node_is_the_block_rule(seed: int) -> None:
     tree = grown(fixed_width(tables, (1, 1, 1), "iid"), TapeDraws(tape[:10]))
     laws = tables.laws(tree)
     expected = Block().verify(tree, laws, TapeDraws(tape[10:]))
-    for inner in ("single_draft", "rrs", "naive_tree", "k_seq"):
+    for inner in ("speculative_sampling", "recursive_rejection", "naive_tree", "k_seq"):
         assert Layer(inner).verify(tree, laws, TapeDraws(tape[10:])) == expected, inner
 
 
 @pytest.mark.parametrize(
-    "inner", ["single_draft", "rrs", "rrs_without_replacement", "naive_tree", "k_seq"]
+    "inner",
+    [
+        "speculative_sampling",
+        "recursive_rejection",
+        "recursive_rejection_without_replacement",
+        "naive_tree",
+        "k_seq",
+    ],
 )
 def test_one_candidate_a_node_accepts_as_often_as_the_block_rule(inner: str) -> None:
     tables = random_tables(vocab=3, depth=2, seed=3)
@@ -194,7 +207,11 @@ def test_one_candidate_a_node_accepts_as_often_as_the_block_rule(inner: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("inner", "way"), [("rrs", "iid"), ("rrs_without_replacement", "without_replacement")]
+    ("inner", "way"),
+    [
+        ("recursive_rejection", "iid"),
+        ("recursive_rejection_without_replacement", "without_replacement"),
+    ],
 )
 def test_accepted_tokens_are_the_sum_of_the_weights(inner: str, way: str) -> None:
     tables = random_tables(vocab=3, depth=2, seed=1)
@@ -243,7 +260,7 @@ def test_between_the_walk_and_the_optimum() -> None:
     for seed in range(2):
         tables = random_tables(vocab=3, depth=2, seed=seed)
         children = fixed_width(tables, (2, 1), "iid")
-        for inner in ("rrs", "k_seq"):
+        for inner in ("recursive_rejection", "k_seq"):
             found = weighed(Layer(inner), tables, children)
             walked = expected_accepted(as_verifier(FLOW_RULES.parse(inner)), tables, children)
             assert found >= walked - EXACT, inner
@@ -267,7 +284,7 @@ def test_draws_without_replacement_between_the_walk_and_the_optimum() -> None:
         children = fixed_width(tables, (2, 1), "without_replacement")
         found = weighed(Layer(), tables, children)
         walked = expected_accepted(
-            Walk(FLOW_RULES.parse("rrs_without_replacement")), tables, children
+            Walk(FLOW_RULES.parse("recursive_rejection_without_replacement")), tables, children
         )
         assert found >= walked - EXACT
         gains.append(found - walked)
@@ -282,11 +299,11 @@ def test_draws_without_replacement_between_the_walk_and_the_optimum() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleForgotten(Rrs):
+class ScaleForgotten(RecursiveRejection):
     """The target coupled whole, whatever weight is left."""
 
     def flow(self, problem: NodeProblem) -> Flow:
-        return Rrs.flow(self, replace(problem, scale=1.0))
+        return RecursiveRejection.flow(self, replace(problem, scale=1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +311,7 @@ class MassesOfAnother(KSeq):
     """Accepts by its own probabilities and declares the masses of another rule."""
 
     def flow(self, problem: NodeProblem) -> Flow:
-        return replace(KSeq.flow(self, problem), masses=Rrs().flow(problem).masses)
+        return replace(KSeq.flow(self, problem), masses=RecursiveRejection().flow(problem).masses)
 
 
 @pytest.mark.parametrize("rule", [ScaleForgotten(), MassesOfAnother()])
@@ -307,12 +324,12 @@ def test_a_wrong_rest_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a node keeps is s p - y; the residual of the whole target is not."""
     right = Flow.left
     monkeypatch.setattr(Flow, "left", lambda flow, law, scale: right(flow, law, 1.0))
-    assert _error(Layer("rrs")) > 1e-5
+    assert _error(Layer("recursive_rejection")) > 1e-5
 
 
 def test_a_wrong_mass_of_the_rest_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LayerPass, "_stop_prob", lambda self, layer: 0.5)
-    assert _error(Layer("rrs")) > 1e-5
+    assert _error(Layer("recursive_rejection")) > 1e-5
 
 
 def _error(rule: Layer) -> float:
@@ -324,7 +341,7 @@ def test_by_name() -> None:
     assert VERIFIERS.parse("layer") == Layer()
     assert VERIFIERS.parse("layer('k_seq')") == Layer("k_seq")
     assert Layer("k_seq").accepts == KSeq().accepts
-    assert Layer("single_draft").max_width == 1
+    assert Layer("speculative_sampling").max_width == 1
     assert Layer("optimal_given_candidates").is_enumerable
     assert not Layer().is_enumerable
     with pytest.raises(OptionError, match="unknown node rule 'k_sec'; did you mean 'k_seq'"):
@@ -346,10 +363,10 @@ def test_refusals_and_candidates_of_unknown_origin() -> None:
     pair = grown(fixed_width(tables, (2,), "iid"), draws)
     with pytest.raises(
         ProposalMismatchError,
-        match=r"node 0: Layer\(SingleDraft\) is exact for "
+        match=r"node 0: Layer\(SpeculativeSampling\) is exact for "
         r"at most 1 candidate",
     ):
-        Layer("single_draft").verify(pair, tables.laws(pair), draws)
+        Layer("speculative_sampling").verify(pair, tables.laws(pair), draws)
     with pytest.raises(ProposalMismatchError, match="nodes but 1 laws"):
         Layer().verify(pair, [tables.target(())], draws)
     forged = lambda path: Arbitrary((2, 0)) if len(path) < 2 else None  # noqa: E731
@@ -407,7 +424,7 @@ def test_a_law_that_is_needed_in_the_end_may_be_missing() -> None:
     same = Tables(tables.targets, tables.targets)
     tree = grown(fixed_width(same, (1,), "iid"), TapeDraws([0.5]))
     laws = Watched(same.laws(tree), frozenset({1}))
-    (outcome,) = Layer("rrs").verify_many(
+    (outcome,) = Layer("recursive_rejection").verify_many(
         [ScoredTree(tree=tree, target_laws=laws, draws=TapeDraws([0.5] * 9))]
     )
     assert isinstance(outcome, NonFiniteLogitsError)

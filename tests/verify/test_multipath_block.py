@@ -84,7 +84,12 @@ def test_laws_with_zeros_ties_and_equal_nodes(tables: Tables) -> None:
 
 
 @pytest.mark.parametrize(
-    "inner", ["rrs", "k_seq", pytest.param("optimal_given_candidates", marks=pytest.mark.slow)]
+    "inner",
+    [
+        "recursive_rejection",
+        "k_seq",
+        pytest.param("optimal_given_candidates", marks=pytest.mark.slow),
+    ],
 )
 def test_layers_of_paths(inner: str) -> None:
     """Layer verification takes paths, too.

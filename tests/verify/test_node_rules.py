@@ -59,7 +59,7 @@ def check_greedy(pair: tuple[list[int], list[int]], width: int) -> None:
         assert found == pytest.approx(
             reference_forms.greedy_acceptance(p_masses, q_masses, width), abs=EXACT
         )
-    assert acceptance("rrs", p, proposal) <= found + EXACT
+    assert acceptance("recursive_rejection", p, proposal) <= found + EXACT
 
 
 def masses_of(proposal: Mixed, size: int):  # type: ignore[no-untyped-def]
@@ -105,7 +105,7 @@ def test_rho_is_rounded_up(pair: tuple[list[int], list[int]]) -> None:
         assert (rho, gamma) == pytest.approx((theirs.rho, theirs.gamma), abs=EXACT)
 
 
-def test_deterministic_candidates_are_the_target_walk() -> None:
+def test_deterministic_candidates_are_sampled_and_matched() -> None:
     p, q = dense_law([5, 3, 2, 0]), dense_law([2, 3, 5, 1])
     for name in ("naive_tree", "k_seq", "greedy"):
         for width in (1, 2, 3):

@@ -137,7 +137,7 @@ def decided(weights, fixed, drawn, tape):  # type: ignore[no-untyped-def]
     return law.quantile(tape[2 * len(drawn)])
 
 
-def test_one_draw_is_the_single_draft_rule() -> None:
+def test_one_draw_is_speculative_sampling() -> None:
     p, q = map(masses, PAIRS["zeros on both sides"])
     coupling, _ = integrated(p, q, 1)
     for (candidate_ids, _), row in zip(coupling.problem.candidates, coupling.kernel, strict=True):
@@ -146,7 +146,7 @@ def test_one_draw_is_the_single_draft_rule() -> None:
         )
 
 
-def test_deterministic_candidates_alone_are_the_target_walk() -> None:
+def test_deterministic_candidates_alone_are_sampled_and_matched() -> None:
     p = dense_law([5, 3, 2])
     law = exact_law(lambda draws: Optimal().emit(p, Deterministic((0, 1)), (0, 1), draws))
     assert law_error(law, {0: 0.5, 1: 0.3, 2: 0.2}) < EXACT

@@ -104,15 +104,15 @@ def verdicts(
 @pytest.mark.parametrize(
     ("rule", "kind", "shape", "has_program"),
     [
-        ("single_draft", Iid, (1, 1, 1), True),
+        ("speculative_sampling", Iid, (1, 1, 1), True),
         ("block", Iid, (1, 1, 1), True),
-        ("rrs", Iid, (3, 2), True),
-        ("rrs_without_replacement", WithoutReplacement, (3, 2), True),
-        ("rrs_without_replacement", Iid, (3, 2), True),
+        ("recursive_rejection", Iid, (3, 2), True),
+        ("recursive_rejection_without_replacement", WithoutReplacement, (3, 2), True),
+        ("recursive_rejection_without_replacement", Iid, (3, 2), True),
         ("traversal", WithoutReplacement, (2, 2, 1), True),
         ("traversal", Iid, (3, 2), True),
-        ("target_walk", Iid, (3, 2), True),
-        ("rrs", Mixed, (2, 2), True),
+        ("sample_and_match", Iid, (3, 2), True),
+        ("recursive_rejection", Mixed, (2, 2), True),
         ("traversal", Mixed, (2, 2), True),
         ("optimal", Iid, (3, 1, 2), True),
         ("optimal", Mixed, (2, 1), True),
@@ -137,7 +137,7 @@ def test_verdicts_are_those_of_the_objects(rule, kind, shape, has_program, is_sp
 
 @pytest.mark.parametrize("records", [False, True])
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
-@pytest.mark.parametrize(("rule", "kind"), [("block", Iid), ("target_walk", Iid)])
+@pytest.mark.parametrize(("rule", "kind"), [("block", Iid), ("sample_and_match", Iid)])
 def test_chains_of_several_lengths_have_one_wait(rule, kind, is_sparse, records) -> None:
     lengths = ((1,), (1, 1, 1), (1,) * 5)
     chains = [trees(kind, shape, is_sparse, "cpu", count=2) for shape in lengths]
@@ -166,17 +166,17 @@ RULES = (
     SamplingRules(temperature=1.7, top_k=6, top_p=0.9, min_p=0.05),
 )
 MIXTURES = {
-    "single_draft": ((Iid, (1, 1)), (Iid, (1,))),
+    "speculative_sampling": ((Iid, (1, 1)), (Iid, (1,))),
     "block": ((Iid, (1, 1)), (Iid, (1, 1, 1)), (Deterministic, (1, 1))),
-    "rrs": ((Iid, (3, 2)), (Mixed, (2, 1)), (PartlyFixed, (2, 1)), (Iid, (2,))),
-    "rrs_without_replacement": ((WithoutReplacement, (3, 2)), (Iid, (3, 2))),
+    "recursive_rejection": ((Iid, (3, 2)), (Mixed, (2, 1)), (PartlyFixed, (2, 1)), (Iid, (2,))),
+    "recursive_rejection_without_replacement": ((WithoutReplacement, (3, 2)), (Iid, (3, 2))),
     "traversal": (
         (WithoutReplacement, (3, 2)),
         (Iid, (3, 2)),
         (Mixed, (2, 1)),
         (PartlyFixed, (2, 1)),
     ),
-    "target_walk": ((Iid, (3, 2)), (WithoutReplacement, (3, 2)), (Deterministic, (1, 1, 1))),
+    "sample_and_match": ((Iid, (3, 2)), (WithoutReplacement, (3, 2)), (Deterministic, (1, 1, 1))),
     "optimal": ((Iid, (3, 2)), (Mixed, (2, 1)), (PartlyFixed, (2, 1))),
     "layer": (
         (Iid, (3, 2)),

@@ -16,7 +16,9 @@ from monge.transport.random_tree import RandomTree
 from monge.verify.base import Verifier, Walk
 from monge.verify.block import Block
 from monge.verify.functional import DraftLaws, children_of, traversal
-from monge.verify.rrs_without_replacement import RrsWithoutReplacement
+from monge.verify.recursive_rejection_without_replacement import (
+    RecursiveRejectionWithoutReplacement,
+)
 from monge.verify.traversal import Traversal
 from tests.verify.acceptance import EXACT
 from tests.verify.tensor_problems import told
@@ -73,7 +75,7 @@ def test_it_accepts_more_than_the_node_by_node_rule_here() -> None:
         children = fixed_width(tables, (2, 1), "without_replacement")
         found, walked = (
             expected_accepted(rule, tables, children)
-            for rule in (Traversal(), Walk(RrsWithoutReplacement()))
+            for rule in (Traversal(), Walk(RecursiveRejectionWithoutReplacement()))
         )
         gains.append(found - walked)
     assert sum(gains) > 1e-3

@@ -104,9 +104,19 @@ def deeper_levels(made: HandMade) -> None:
             goes_on = made.token_ids[last] == 0
 
 
-NODE_BY_NODE = ("rrs", "rrs_without_replacement", "k_seq", "naive_tree", "optimal_given_candidates")
-ANYTHING_BEFORE = (*NODE_BY_NODE, "traversal", "multipath_block", "layer('target_walk')")
-EARLIER_LEVELS = ("layer('rrs')", "layer('k_seq')", "layer('optimal_given_candidates')")
+NODE_BY_NODE = (
+    "recursive_rejection",
+    "recursive_rejection_without_replacement",
+    "k_seq",
+    "naive_tree",
+    "optimal_given_candidates",
+)
+ANYTHING_BEFORE = (*NODE_BY_NODE, "traversal", "multipath_block", "layer('sample_and_match')")
+EARLIER_LEVELS = (
+    "layer('recursive_rejection')",
+    "layer('k_seq')",
+    "layer('optimal_given_candidates')",
+)
 
 
 def error(verifier: str, policy: Policy, kind: type[Iid] = Iid) -> float:
@@ -146,7 +156,7 @@ def test_anything_drawn_before_may_decide_for_rules_that_go_down_one_path_at_a_t
 
 
 @pytest.mark.parametrize("policy", [repeats_of_its_level, deeper_levels])
-@pytest.mark.parametrize("verifier", ["layer('rrs')", "layer('k_seq')"])
+@pytest.mark.parametrize("verifier", ["layer('recursive_rejection')", "layer('k_seq')"])
 def test_a_level_that_decides_about_itself_biases_layers(verifier: str, policy: Policy) -> None:
     assert error(verifier, policy) > 1e-4
 
@@ -154,7 +164,7 @@ def test_a_level_that_decides_about_itself_biases_layers(verifier: str, policy: 
 def test_only_the_own_path_may_decide_about_draws_that_are_promised_to_be_paths() -> None:
     assert error("multipath_block", own_path, PathDraws) < EXACT
     assert error("multipath_block", siblings, PathDraws) > 1e-6
-    assert error("layer('rrs')", siblings, PathDraws) < EXACT
+    assert error("layer('recursive_rejection')", siblings, PathDraws) < EXACT
 
 
 UNLIKE = {
@@ -169,7 +179,7 @@ UNLIKE = {
     [("block", unlike) for unlike in ("one top token", "unknown")]
     + [
         (verifier, unlike)
-        for verifier in ("traversal", "multipath_block", "layer('rrs')")
+        for verifier in ("traversal", "multipath_block", "layer('recursive_rejection')")
         for unlike in UNLIKE
     ],
 )

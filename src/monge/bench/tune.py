@@ -27,7 +27,7 @@ _TREES: Final = (
 _DRAWN: Final = (
     "tree=chain(8), verifier=block",
     "tree=fixed_width((3, 2, 1, 1)), verifier=traversal",
-    "tree=fixed_width((3, 2, 1, 1)), verifier=rrs_without_replacement",
+    "tree=fixed_width((3, 2, 1, 1)), verifier=recursive_rejection_without_replacement",
 )
 _CONTROLLERS: Final = (ADAPTIVE, *(f"fixed(max_depth={depth})" for depth in (1, 2, 3, 5)))
 

@@ -330,7 +330,7 @@ def decode_rows(
             record = _record(line)
             row["id"] = record.get("id")
             sessions[place] = _session(record, row["row"], decoder, rules)
-            row["seed"] = sessions[place].request.told_seed
+            row["seed"] = sessions[place].request.reported_seed
         except Exception as error:  # noqa: BLE001  a row may break a tokenizer or a chat template in any way
             row["error"] = _in_one_line(error)
     settings = {"max_batch_size": decoder.max_batch_size, "prefill_chunk": _PREFILL_CHUNK}

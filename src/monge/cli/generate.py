@@ -44,7 +44,7 @@ def generate(
         cat letter.txt | monge generate --drafter ngram --max-new-tokens 40
         monge generate "Once" --controller goodput --trace rounds.json
         monge generate "Once" --temperature 1 --html run.html
-        monge generate "Once" --target ./my-target --draft ./my-draft --tree "chain(6)" --verifier single_draft
+        monge generate "Once" --target ./my-target --draft ./my-draft --tree "chain(6)" --verifier speculative_sampling
     """
     options.check_out_file(trace, "--trace")
     options.check_out_file(html, "--html")

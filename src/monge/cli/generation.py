@@ -27,7 +27,7 @@ from monge.core.errors import OptionError
 from monge.core.files import write_text
 from monge.core.words import counted
 from monge.engine.batch import decode
-from monge.engine.decoder import Decoder, piece_of
+from monge.engine.decoder import Decoder, chunk_of
 from monge.engine.result import GenerationStats, rounds_of
 from monge.engine.session import Session
 from monge.options import LoadOptions, SamplingOptions, changed
@@ -62,7 +62,7 @@ def run(
     decoder = loaded(load)
     encoded = [written(entry, decoder.encode_chat) for entry in shown]
     say_raw_text(decoder.tokenizer, shown, "--chat writes them as messages")
-    keeps: dict[str, Any] = {} if html is None else {"keeps_trees": True}
+    keeps: dict[str, Any] = {} if html is None else {"return_trees": True}
     sessions = decoder.sessions(encoded, **changed(sampling), **keeps)
     say_memory(decoder)
     if verbose:
@@ -180,7 +180,7 @@ def stream(decoder: Decoder, sessions: Sequence[Session]) -> bool:
     with streaming() as write:
         with suppress(KeyboardInterrupt):  # what was committed by then stays in the session
             for _ in decode([session], decoder.components, max_batch_size=1):
-                write(piece_of(session).text)
+                write(chunk_of(session).text)
             is_complete = True
         if session.text is not None:
             write(session.text.take(last=True))
@@ -218,7 +218,7 @@ def completion_of(session: Session, prompt: str, backend: str) -> dict[str, Any]
         "text": "" if session.text is None else session.text.text,
         "token_ids": list(session.completion_ids),
         "finish_reason": session.finish_reason or INTERRUPTED,
-        "seed": session.request.told_seed,
+        "seed": session.request.reported_seed,
         "row": session.request.row,
         "error": None if session.error is None else str(session.error),
         "backend": backend,

@@ -186,7 +186,7 @@ def legality() -> dict[str, dict[str, str]]:
 def _legal(verifier: str, kind: type) -> str:
     if _fits(verifier, (kind,), 2):
         is_walked = kind is Arbitrary and Arbitrary not in VERIFIERS.make(verifier).accepts
-        return "target walk" if is_walked else "yes"
+        return "sample and match" if is_walked else "yes"
     return "one candidate" if _fits(verifier, (kind,), 1) else "no"
 
 

@@ -58,7 +58,7 @@ def talk(
             say(f"talking with the built-in target, which knows little: {reason}", "yellow")
     load = replace(load, max_batch_size=1)
     sampling = _settled(sampling, sampling_defaults(load.target) if reads_defaults else {})
-    is_plain = load.device in {None, "cpu"} and not load.exact_numerics
+    is_plain = load.device in {None, "cpu"} and not load.batch_invariant
     # On a terminal nobody waits for the text that a compiled network writes.
     starts_at_once = is_plain and sys.stdin.isatty()
     compiler = BackgroundCompiler(compile_decoder, changed(load))

@@ -106,7 +106,7 @@ class Controller(Part, ABC, Generic[State]):
             OptionError: If the controller reads latency and there is none.
         """
 
-    def drafts_at_once(self, shared: SharedState) -> bool:
+    def prefills_drafter_eagerly(self, shared: SharedState) -> bool:
         """Return whether a new request is expected to draft in its first rounds.
 
         If not, the draft network reads the prompt only when its first draft is due. This concerns

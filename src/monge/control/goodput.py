@@ -131,7 +131,7 @@ class Goodput(Controller[DrafterCosts]):
             frozenset(member.name for member in lookups),
         )
 
-    def drafts_at_once(self, shared: SharedState) -> bool:
+    def prefills_drafter_eagerly(self, shared: SharedState) -> bool:
         return (shared.memory or self._first).cooldown <= 0.0
 
     def plan(

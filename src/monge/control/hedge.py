@@ -203,7 +203,7 @@ class Hedge(Controller[HedgeState]):
             drafters[member.name] = DrafterState(member, view, self._windows().init(inner))
         return HedgeState(drafters, AdaHedge((0.0,) * len(drafters)))
 
-    def drafts_at_once(self, shared: SharedState) -> bool:
+    def prefills_drafter_eagerly(self, shared: SharedState) -> bool:
         return False  # a network that is never chosen need not read prompts
 
     def plan(

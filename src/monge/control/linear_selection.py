@@ -238,7 +238,7 @@ class LinearSelection(PromptReader[LinearState]):
         choice = max(fastest, key=fastest.__getitem__)
         return replace(state, features=features, choice=choice, opening_left=self.opening)
 
-    def drafts_at_once(self, shared: SharedState) -> bool:
+    def prefills_drafter_eagerly(self, shared: SharedState) -> bool:
         return False  # a network that is never chosen need not read prompts
 
     def plan(

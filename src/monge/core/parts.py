@@ -1,6 +1,7 @@
 """The parts and models that have names: text only, so that looking a name up imports none of them."""
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -16,10 +17,12 @@ _DEPTH_CONTROLLERS: Final = {
 }
 PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     "verifier": {
-        "target_walk": "monge.verify.target_walk:TargetWalk",
-        "single_draft": "monge.verify.single_draft:SingleDraft",
-        "rrs": "monge.verify.rrs:Rrs",
-        "rrs_without_replacement": "monge.verify.rrs_without_replacement:RrsWithoutReplacement",
+        "sample_and_match": "monge.verify.sample_and_match:SampleAndMatch",
+        "speculative_sampling": "monge.verify.speculative_sampling:SpeculativeSampling",
+        "recursive_rejection": "monge.verify.recursive_rejection:RecursiveRejection",
+        "recursive_rejection_without_replacement": (
+            "monge.verify.recursive_rejection_without_replacement:RecursiveRejectionWithoutReplacement"
+        ),
         "naive_tree": "monge.verify.naive_tree:NaiveTree",
         "k_seq": "monge.verify.k_seq:KSeq",
         "greedy": "monge.verify.greedy:Greedy",
@@ -62,7 +65,25 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """Classes by kind and name, in the form of entry points."""
 
+FORMER_NAMES: Final = {
+    "target_walk": "sample_and_match",
+    "single_draft": "speculative_sampling",
+    "rrs": "recursive_rejection",
+    "rrs_without_replacement": "recursive_rejection_without_replacement",
+}
+"""Names of parts that this release takes beside the present names."""
+
 _NAMES: Final = {place: name for table in PARTS.values() for name, place in table.items()}
+
+
+def present_name(name: str) -> str:
+    """Return the present name of a part; a former name is taken with a warning."""
+    if name not in FORMER_NAMES:
+        return name
+    present = FORMER_NAMES[name]
+    text = f"{name!r} is {present!r} now; the next release takes no other name"
+    warnings.warn(text, FutureWarning, stacklevel=3)
+    return present
 
 
 class Part:

@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar, cast, get_type_hints
 
 from monge.core.errors import MongeError, OptionError, unknown_name
+from monge.core.parts import FORMER_NAMES, present_name
 from monge.core.setting_types import is_of, type_name
 
 Part = TypeVar("Part")
@@ -49,6 +50,8 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         self._provided = frozenset(provided)
 
     def __getitem__(self, name: str) -> type[Part]:
+        if name not in self._names and FORMER_NAMES.get(name) in self._parts:
+            name = present_name(name)
         if name in self._parts:
             place = self._parts[name]
             part: Any = EntryPoint(name, place, "").load() if isinstance(place, str) else place

@@ -279,14 +279,14 @@ class DelegatingDrafter(Drafter[State]):
         self._drafter.close(context)
 
 
-class PieceReader(Drafter[State]):
+class ChunkedPrefill(Drafter[State]):
     """A drafter whose network can read a prompt in chunks.
 
     It is opened on the first chunk. At its first draft it reads the part that is still unread.
     """
 
     @property
-    def reads_pieces(self) -> bool:
+    def prefills_in_chunks(self) -> bool:
         """True if it reads prompts in chunks. A drafter that is made of several drafters may not."""
         return True
 
@@ -311,6 +311,6 @@ class DrafterPool(Drafter[State]):
 AnyDrafter = Drafter[Any]
 
 
-def piece_reader(drafter: AnyDrafter) -> PieceReader[Any] | None:
+def chunked_prefill(drafter: AnyDrafter) -> ChunkedPrefill[Any] | None:
     """Return the drafter if it reads prompts in chunks, else `None`."""
-    return drafter if isinstance(drafter, PieceReader) and drafter.reads_pieces else None
+    return drafter if isinstance(drafter, ChunkedPrefill) and drafter.prefills_in_chunks else None

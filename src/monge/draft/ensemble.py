@@ -12,7 +12,7 @@ from monge.core.errors import OptionError, UnsupportedModelError
 from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import check_bounds
 from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft, PieceReader
+from monge.draft.base import Capabilities, ChunkedPrefill, Draft
 from monge.draft.growth import ReadNodes, check_top_k
 from monge.draft.model import (
     ReadPaths,
@@ -34,7 +34,7 @@ States = tuple[ReadPaths, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ensemble(PieceReader[States]):
+class Ensemble(ChunkedPrefill[States]):
     """Draft with several models at once; each draws a child at every node.
 
     The tree grows level by level; each model reads every node of the frontier, in one forward for

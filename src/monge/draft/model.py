@@ -10,7 +10,7 @@ from torch import Tensor
 from monge.core.context import Context, DraftPlan
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import Verdict
-from monge.draft.base import AnyDraft, Capabilities, Draft, PieceReader, provided
+from monge.draft.base import AnyDraft, Capabilities, ChunkedPrefill, Draft, provided
 from monge.draft.growth import (
     LevelForward,
     check_top_k,
@@ -33,7 +33,7 @@ valid. `None` stands for the nodes with children of a tree that was drawn at onc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model(PieceReader[ReadPaths]):
+class Model(ChunkedPrefill[ReadPaths]):
     """Draft with a smaller language model that shares the target's vocabulary.
 
     The tree grows level by level: one forward of the draft model reads the frontier of every

@@ -14,10 +14,10 @@ from monge.draft.base import (
     AnyDraft,
     AnyDrafter,
     Capabilities,
+    ChunkedPrefill,
     Draft,
     DrafterPool,
-    PieceReader,
-    piece_reader,
+    chunked_prefill,
 )
 from monge.draft.registry import DRAFTERS
 from monge.laws.draws import Draws, TapeDraws
@@ -77,7 +77,7 @@ class PoolState:
 
 
 @dataclass(frozen=True, init=False)
-class Pool(DrafterPool[PoolState], PieceReader[PoolState]):
+class Pool(DrafterPool[PoolState], ChunkedPrefill[PoolState]):
     """Several drafters; a round uses the drafter that its plan names, else the first with a proposal.
 
     The choice depends on the plan and on committed text only, so every verifier stays exact. A
@@ -146,7 +146,7 @@ class Pool(DrafterPool[PoolState], PieceReader[PoolState]):
     @cached_property
     def _readers(self) -> list[int]:
         """Indices of the drafters whose networks read prompts in chunks."""
-        return [index for index in self._networks if piece_reader(self._all[index]) is not None]
+        return [index for index in self._networks if chunked_prefill(self._all[index]) is not None]
 
     @property
     def capabilities(self) -> Capabilities:
@@ -179,7 +179,7 @@ class Pool(DrafterPool[PoolState], PieceReader[PoolState]):
         )
 
     @property
-    def reads_pieces(self) -> bool:
+    def prefills_in_chunks(self) -> bool:
         return bool(self._readers) and len(self._readers) == len(self._networks)
 
     def counterfactuals(self, state: PoolState) -> tuple[CounterfactualDraft, ...]:
@@ -198,7 +198,7 @@ class Pool(DrafterPool[PoolState], PieceReader[PoolState]):
 
     def read(self, contexts: Sequence[Context]) -> None:
         for index in self._readers[:1]:
-            reader = piece_reader(self._all[index])
+            reader = chunked_prefill(self._all[index])
             fitting = [context for context in contexts if self._fits(index, context)]
             if reader is not None and fitting:
                 reader.read(fitting)

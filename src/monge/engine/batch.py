@@ -25,7 +25,7 @@ class Batch:
         components: Target, drafter, verifier, controllers.
         prefill_chunk: Prompt tokens that are read between two rounds, in equal shares; `None` reads
             prompts whole.
-        piece_s: Seconds that this may take where others wait; see `Prefill`.
+        chunk_s: Seconds that this may take where others wait; see `Prefill`.
         isolated: Whether failed requests end with `Session.error`. Otherwise the error is raised,
             except for logits that are not finite.
         prefixes: Keeps the texts of the networks for which it can, and their beginnings are not
@@ -40,7 +40,7 @@ class Batch:
         components: Components,
         *,
         prefill_chunk: int | None = None,
-        piece_s: float | None = None,
+        chunk_s: float | None = None,
         isolated: bool = False,
         prefixes: PrefixCache | None = None,
     ) -> None:
@@ -54,7 +54,7 @@ class Batch:
         self._prefixes, self._is_between_rounds = prefixes, True
         self._networks = _prefix_models(components)
         shared = prefixes if components.target in self._networks else None
-        self._prefill = Prefill(components, piece_s=piece_s, prefixes=shared)
+        self._prefill = Prefill(components, chunk_s=chunk_s, prefixes=shared)
 
     def __len__(self) -> int:
         return len(self._active) + len(self._prefill)

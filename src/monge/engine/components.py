@@ -126,7 +126,7 @@ class Components:
         """The verifier of greedy requests.
 
         If the target's distributions are point masses, all lossless rules give the same text, and
-        none accepts more than a target walk.
+        none accepts more than sample and match.
         """
         rule, can = self.greedy_rule, self.capabilities
         fits = (
@@ -156,7 +156,9 @@ class Components:
         )
         return next(named, type(self.controller).__name__)
 
-    def named_for(self, name: str | None, rules: SamplingRules, *, is_seeded: bool) -> str | None:
+    def controller_name_for(
+        self, name: str | None, rules: SamplingRules, *, is_seeded: bool
+    ) -> str | None:
         """Name of the controller of a request; `None` for the default controller.
 
         Args:

@@ -5,7 +5,7 @@ from math import inf
 from typing import Any
 
 from monge.engine.batch import decode
-from monge.engine.decoder import Decoder, Piece, piece_of
+from monge.engine.decoder import Decoder, StreamChunk, chunk_of
 from monge.engine.session import Session
 from monge.networks.prefix_cache import PrefixCache
 from monge.requests.chat_format import Message
@@ -40,7 +40,7 @@ class Conversation:
         limit = decoder.max_length or inf
         self._prefixes = PrefixCache(max_tokens=lambda: limit, min_tokens=1)
 
-    def reply(self, text: str) -> Generator[Piece, None, None]:
+    def reply(self, text: str) -> Generator[StreamChunk, None, None]:
         """Answer a message, piece by piece.
 
         An answer that is cut off, by closing the iterator or by an interrupt, stays in the
@@ -62,7 +62,7 @@ class Conversation:
         components, prefixes = self._decoder.components, self._prefixes
         try:
             for _ in decode([session], components, max_batch_size=1, prefixes=prefixes):
-                piece = piece_of(session)
+                piece = chunk_of(session)
                 answer.append(piece.text)
                 yield piece
         finally:

@@ -39,7 +39,7 @@ Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class StreamChunk:
     """A step of a stream: what one round added.
 
     Args:
@@ -175,7 +175,7 @@ class Decoder:
         return self.chat_format.encode(messages)
 
     @takes(SamplingOptions)
-    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
+    def stream(self, prompt: Prompt, **options: Any) -> Iterator[StreamChunk]:
         """Complete a prompt, piece by piece: each round gives a piece.
 
         Args:
@@ -189,7 +189,7 @@ class Decoder:
             raise OptionError("stream: n must be 1; call generate for several texts")
         (session,) = self.sessions([prompt], **options)
         for _ in decode([session], self.components, max_batch_size=1):
-            yield piece_of(session)
+            yield chunk_of(session)
 
     @takes(SamplingOptions)
     def sessions(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Session]:
@@ -243,10 +243,12 @@ class Decoder:
         ]
         check_seed(0, sampling.row)  # before rows are counted on from it
         if len(encoded) > 1:
-            check_shared(sampling.processors)
+            check_shared(sampling.logits_processors)
         rules = SamplingRules(**sampling.only(*LAW))
         is_seeded = sampling.seed is not None
-        controller = self.components.named_for(sampling.controller, rules, is_seeded=is_seeded)
+        controller = self.components.controller_name_for(
+            sampling.controller, rules, is_seeded=is_seeded
+        )
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
 
         def processors(num_prompt_tokens: int) -> tuple[Processor, ...]:
@@ -254,7 +256,7 @@ class Decoder:
             late = end_ids if sampling.min_tokens else frozenset[int]()
             masks = token_masks(*sizes, allowed_ids=allowed_ids, bad_words=bad_ids, late_ids=late)
             penalties = text_processors(*sizes, end_ids=end_ids, **sampling.only(*PENALTIES))
-            return *sampling.processors, *penalties, *masks
+            return *sampling.logits_processors, *penalties, *masks
 
         return [
             Request(
@@ -267,13 +269,13 @@ class Decoder:
                 stop=tuple(sampling.stop),
                 processors=processors(len(ids)),
                 grammar=start,
-                stop_check=sampling.stop_check,
+                stopping_criteria=sampling.stopping_criteria,
                 logprobs=None
                 if sampling.logprobs is None
                 else LogprobOptions(num_top=sampling.logprobs, drawn=True),
                 controller=controller,
                 is_repeatable=self.components.repeats(controller, rules),
-                keeps_trees=sampling.keeps_trees,
+                return_trees=sampling.return_trees,
             )
             for number, ids in enumerate(encoded)
         ]
@@ -323,13 +325,13 @@ class Decoder:
         return ids
 
 
-def piece_of(session: Session) -> Piece:
+def chunk_of(session: Session) -> StreamChunk:
     """Return the piece that the last round added to a session."""
     last = session.finish_reason is not None
     text = "" if session.text is None else session.text.take(last=last)
     # A request that failed has no record of its last round.
     record = None if session.finish_reason == "error" else session.records[-1]
-    return Piece(
+    return StreamChunk(
         text=text,
         token_ids=() if record is None else record.token_ids,
         num_accepted=0 if record is None else min(record.num_accepted, len(record.token_ids)),

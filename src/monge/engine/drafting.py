@@ -44,7 +44,7 @@ def row_of(
 ) -> Row:
     """Return the row of a verified tree, with what a request that keeps trees wants of it."""
     # Now, since a backend may write the next logits to the same place.
-    keeps = session.request.keeps_trees
+    keeps = session.request.return_trees
     tree = _verified_tree(draft.tree, laws, verdict) if keeps else None
     return Row(session, plan, draft, laws, verdict, tree)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from monge.control.base import PromptReader
 from monge.core.context import Context
 from monge.core.prompt import PromptProfile
-from monge.draft.base import piece_reader
+from monge.draft.base import chunked_prefill
 from monge.engine.components import Components
 from monge.engine.drafting import ask_drafter
 from monge.engine.session import Request, Session
@@ -67,7 +67,7 @@ class Prefill:
 
     Args:
         components: Target, drafter, verifier, controllers.
-        piece_s: Seconds that a chunk may take while other requests are being decoded, predicted
+        chunk_s: Seconds that a chunk may take while other requests are being decoded, predicted
             from the last chunk; `None` for no limit. Without such requests the sizes of chunks
             depend on no clock.
         prefixes: Prefix cache of the target, if any.
@@ -80,10 +80,10 @@ class Prefill:
         self,
         components: Components,
         *,
-        piece_s: float | None = None,
+        chunk_s: float | None = None,
         prefixes: PrefixCache | None = None,
     ) -> None:
-        self._components, self._piece_s, self._prefixes = components, piece_s, prefixes
+        self._components, self._chunk_s, self._prefixes = components, chunk_s, prefixes
         self._prompts: list[_Prompt] = []
         self._token_s: float | None = None
         self.num_tokens = 0
@@ -181,15 +181,15 @@ class Prefill:
         texts = (prompt.session.request.prompt_ids for prompt in self._prompts)
         if most is None or any(is_read_whole(self._components.target, text) for text in texts):
             return sizes
-        if is_awaited and self._piece_s is not None:
-            most = self._bearable(most, self._piece_s)
+        if is_awaited and self._chunk_s is not None:
+            most = self._bearable(most, self._chunk_s)
         return equal_shares(sizes, most)
 
-    def _bearable(self, most: int, piece_s: float) -> int:
+    def _bearable(self, most: int, chunk_s: float) -> int:
         """Return the tokens of a chunk while running requests wait. Halving keeps the shapes of forwards few."""
         if self._token_s is None:  # nothing is known yet
             return -(-most // 8)
-        while most > 1 and most * self._token_s > piece_s:
+        while most > 1 and most * self._token_s > chunk_s:
             most = -(-most // 2)
         return most
 
@@ -223,7 +223,7 @@ class Prefill:
                 self.num_tokens += prompt.ending
 
     def _show_drafter(self, prompts: Sequence[_Prompt]) -> None:
-        reader = piece_reader(self._components.drafter)
+        reader = chunked_prefill(self._components.drafter)
         new, going_on = list[Context](), list[Context]()
         session_of = {prompt.session.request_id: prompt.session for prompt in prompts}
         for prompt in prompts:
@@ -250,7 +250,7 @@ class Prefill:
         if not session.request.adaptive:
             return False
         parts, name = self._components, session.request.controller
-        return not parts.controller_for(name).drafts_at_once(parts.shared_for(name))
+        return not parts.controller_for(name).prefills_drafter_eagerly(parts.shared_for(name))
 
 
 def open_sessions(sessions: Sequence[Session], components: Components) -> None:

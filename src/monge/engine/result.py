@@ -135,7 +135,7 @@ def result_of(
             session.records, num_tokens=session.num_generated, prefill_s=session.prefill_s
         ),
         records=tuple(session.records),
-        seed=session.request.told_seed,
+        seed=session.request.reported_seed,
         row=session.request.row,
         error=None if session.error is None else str(session.error),
         logprobs=None if session.request.logprobs is None else tuple(logprobs),

@@ -23,7 +23,7 @@ from monge.requests.sampling import NodeLaws
 from monge.requests.text import TextStream, Tokenizer
 
 FinishReason = Literal["eos", "stop", "length", "error"]
-StopCheck = Callable[[tuple[int, ...]], bool]
+StoppingCriteria = Callable[[tuple[int, ...]], bool]
 """`token_ids` (prompt and completion) -> whether decoding stops after the last of them."""
 
 _UNBOUNDED: Final = 1 << 62
@@ -47,7 +47,7 @@ class Request:
             a processor cannot be copied, the request decodes without speculation, and a warning
             says so.
         grammar: State of the grammar before the first token, if the completion has a grammar.
-        stop_check: Called after every token, in order.
+        stopping_criteria: Called after every token, in order.
         draws: Source of randomness; made of seed and row where absent.
         profile: What is known of the prompt already, for controllers that look at it.
         speculative: Whether anything is drafted for it; if not, the drafter is not even shown the
@@ -61,7 +61,7 @@ class Request:
         logprobs: Log-probabilities wanted with every generated token.
         prompt_logprobs: Log-probabilities wanted with every prompt token from the second on; always
             those of `raw`.
-        keeps_trees: Whether the records of its rounds have their trees.
+        return_trees: Whether the records of its rounds have their trees.
         cache_salt: It shares a prefix cache with requests of this salt only; `None`: with nobody.
     """
 
@@ -75,7 +75,7 @@ class Request:
     processors: tuple[Processor, ...] = ()
     num_truncating: int = 0
     grammar: GrammarState | None = None
-    stop_check: StopCheck | None = None
+    stopping_criteria: StoppingCriteria | None = None
     draws: Draws | None = None
     profile: PromptProfile | None = None
     speculative: bool = True
@@ -85,11 +85,11 @@ class Request:
     is_repeatable: bool = True
     logprobs: LogprobOptions | None = None
     prompt_logprobs: LogprobOptions | None = None
-    keeps_trees: bool = False
+    return_trees: bool = False
     cache_salt: str | None = ""
 
     @property
-    def told_seed(self) -> int | None:
+    def reported_seed(self) -> int | None:
         """Its seed, where that gives its text again: what results show."""
         return self.seed if self.is_repeatable else None
 
@@ -288,7 +288,7 @@ class Session:
             return "eos"
         if text is not None and text.push(new_ids[-1]):
             return "stop"
-        if request.stop_check is not None and request.stop_check(
+        if request.stopping_criteria is not None and request.stopping_criteria(
             self.context.token_ids + tuple(new_ids)
         ):
             return "stop"

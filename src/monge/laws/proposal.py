@@ -221,7 +221,7 @@ class SharedClocks(OneLaw):
 
 @dataclass(frozen=True, slots=True)
 class Arbitrary(Proposal):
-    """Candidates of unknown or anticipating origin; only the target walk is exact for them."""
+    """Candidates of unknown or anticipating origin; only sample and match is exact for them."""
 
     token_ids: tuple[int, ...]
 

@@ -104,7 +104,7 @@ def legal_schemes(rule: Rule, schemes: Mapping[str, Proposal]) -> dict[str, Prop
 def usual_scheme(rule: Rule, legal: Iterable[str]) -> str | None:
     """Return the usual sampling scheme of a rule: distinct draws if the rule is made for them, else the first legal scheme.
 
-    `None` if nothing but top tokens is legal: all rules are the target walk there.
+    `None` if nothing but top tokens is legal: all rules are sample and match there.
     """
     is_for_distinct = WithoutReplacement in rule.accepts and Arbitrary not in rule.accepts
     names = [way for way in legal if way != "top"]

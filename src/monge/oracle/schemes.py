@@ -54,7 +54,14 @@ _OPTIMAL: Final = frozenset({"optimal", "layer"})  # at a single node, the inner
 """Rules that attain the optimum of independent draws, with or without fixed candidates."""
 
 _KNOWN: Final = _OPTIMAL | {
-    *("target_walk", "single_draft", "block", "rrs", "rrs_without_replacement", "traversal"),
+    *(
+        "sample_and_match",
+        "speculative_sampling",
+        "block",
+        "recursive_rejection",
+        "recursive_rejection_without_replacement",
+        "traversal",
+    ),
     *("naive_tree", "k_seq", "greedy", "gumbel"),
 }
 
@@ -170,15 +177,21 @@ def _by_rule(name: str, p: Vector, proposal: Proposal) -> float | None:
     match name, proposal:
         case "gumbel", SharedClocks():
             value = match_probability(p, q, 1) if width == 1 else None
-        case "target_walk" | "gumbel", _:  # candidates without the clocks are met by chance
+        case "sample_and_match" | "gumbel", _:  # candidates without the clocks are met by chance
             included = inclusion(proposal, p.size)
             value = None if included is None else float(p @ included)
-        case "single_draft" | "block", _ if width == 1:
+        case "speculative_sampling" | "block", _ if width == 1:
             value = float(np.minimum(p, q).sum())
-        case "rrs_without_replacement" | "traversal" | "layer", WithoutReplacement():
+        case (
+            "recursive_rejection_without_replacement" | "traversal" | "layer",
+            WithoutReplacement(),
+        ):
             if recursion_calls(proposal) <= MAX_RECURSION:
                 value = rrs_without_replacement_acceptance(p, q, width)
-        case (("rrs" | "rrs_without_replacement" | "traversal"), _) if name == "rrs" or width == 1:
+        case (
+            ("recursive_rejection" | "recursive_rejection_without_replacement" | "traversal"),
+            _,
+        ) if name == "recursive_rejection" or width == 1:
             points = np.zeros((len(fixed), p.size))
             points[np.arange(len(points)), fixed] = 1.0
             value = rrs_acceptance(p, [*points, *[q] * width])

@@ -165,7 +165,7 @@ def speculate(
         usual = {
             "rules": rules,
             "seed": seed,
-            "controller": components.named_for(None, rules, is_seeded=is_seeded),
+            "controller": components.controller_name_for(None, rules, is_seeded=is_seeded),
             "logprobs": LogprobOptions(num_top=0, drawn=True) if output_logprobs else None,
             "num_truncating": num_truncating(logits_processor) + bool(replay.visited),
         }
@@ -241,7 +241,7 @@ def _request(
         note = Stateless(replay.visited[row].note)
         processors_of_row = (note, *processors_of_row, note)
 
-    def stop_check(token_ids: Sequence[int]) -> bool:
+    def stopping_criteria(token_ids: Sequence[int]) -> bool:
         replay.grow(row, token_ids[length - start :])
         return not replay.needs(row)
 
@@ -251,7 +251,7 @@ def _request(
         row=row,
         eos_ids=frozenset(int(token) for tokens in ends for token in tokens),
         processors=processors_of_row,
-        stop_check=stop_check,
+        stopping_criteria=stopping_criteria,
         **usual,
     )
 

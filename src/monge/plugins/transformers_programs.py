@@ -3,7 +3,7 @@
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from threading import Lock
 from types import MethodType
@@ -77,7 +77,8 @@ class GenerateCall:
         """The networks that a drafter object brings; its text does not name them."""
         drafter = self.options.get("drafter")
         parts = () if isinstance(drafter, str | None) else members_of(drafter)
-        values = [getattr(part, own.name) for part in parts for own in fields(part) if not own.repr]
+        shown = [(part, own) for part in parts if is_dataclass(part) for own in fields(part)]
+        values = [getattr(part, own.name) for part, own in shown if not own.repr]
         return [id(value) for value in values if value is not None]
 
     def components(

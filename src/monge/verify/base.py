@@ -149,7 +149,7 @@ class Descent:
 
     @property
     def is_walked(self) -> bool:
-        """True if the candidates here are `Arbitrary`, so that only the target walk is exact."""
+        """True if the candidates here are `Arbitrary`, so that only sample and match is exact."""
         return isinstance(self._scored.tree.proposals[self.node], Arbitrary)
 
     @property
@@ -203,7 +203,7 @@ class Walk(Verifier):
     """The verifier of a node rule: emit at a node, and descend while the token is a candidate.
 
     It is exact because every emitted token follows the target's law given its prefix. Nodes with
-    `Arbitrary` candidates use the target walk, which is exact for any candidates.
+    `Arbitrary` candidates use sample and match, which is exact for any candidates.
     """
 
     rule: NodeRule

@@ -24,7 +24,7 @@ class Block(Verifier):
         The accepted prefix, the token after it, and the target's own continuation together follow
         the target's law, for a chain whose tokens were each drawn from the declared law (`Iid`,
         width 1) or are a function of the path (`Deterministic`, one candidate). From a candidate of
-        `Arbitrary` origin on, the target walk decides.
+        `Arbitrary` origin on, sample and match decides.
 
     Rule:
         For a chain x_1 .. x_L: `a_0 = 1`, `a_i = min(1, a_(i-1) p(x_i | x_<i) / q(x_i | x_<i))`;

@@ -27,7 +27,7 @@ class Canonical(FlowRule):
     Law:
         The emitted token follows p for independent draws from the same law (`Iid`) or from
         different laws (`Independent`), and for deterministic candidates, which are left to the
-        target walk.
+        sample and match.
 
     Rule:
         For X_1 ~ q_1 and X_2 ~ q_2, tokens by decreasing `p - q_1 q_2`: a pair of two of the first
@@ -69,7 +69,7 @@ class Canonical(FlowRule):
     ) -> int:
         p = target_law
         if not (laws := proposal.draft_laws):
-            return draws.categorical(p)  # no draw to couple with: the target walk is optimal
+            return draws.categorical(p)  # no draw to couple with: sample and match is optimal
         match = self._match(p, 1.0, laws)
         z, *others = (match.index(token) for token in candidates)
         for pair, challenger in zip(match.rounds, others, strict=True):

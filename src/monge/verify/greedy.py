@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from monge.laws.proposal import Deterministic, Mixed, Proposal
-from monge.verify.single_draft import SingleDraft
+from monge.verify.speculative_sampling import SpeculativeSampling
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy(SingleDraft):
+class Greedy(SpeculativeSampling):
     """Single-draft step with the sampled candidate.
 
     The residual delivers the deterministic candidates.

@@ -13,7 +13,7 @@ from monge.laws.proposal import Proposal
 from monge.laws.tree import TokenTree
 from monge.verify.base import Descent, Verifier
 from monge.verify.problem import ScoredTree
-from monge.verify.target_walk import TargetWalk
+from monge.verify.sample_and_match import SampleAndMatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Gumbel(Verifier):
         children `shared` are `x_k = argmin_i S_i^k / q_i` in the same clocks, so that target and
         draft agree where one token leads both races: with K such candidates draft k hits with
         probability `sum_j 1 / (sum_i max(q_i / q_j, p_i / p_j) + (K - 1) / p_j)` each, and with one
-        candidate at least `(1 - TV) / (1 + TV)`. Other candidates are accepted as the target walk
+        candidate at least `(1 - TV) / (1 + TV)`. Other candidates are accepted as sample and match
         accepts them.
 
     Cost:
@@ -52,7 +52,7 @@ class Gumbel(Verifier):
 
     num_drafts: int = 1
 
-    accepts = frozenset[type[Proposal]](TargetWalk.accepts)
+    accepts = frozenset[type[Proposal]](SampleAndMatch.accepts)
     invariant_for = accepts
     is_enumerable = False
 

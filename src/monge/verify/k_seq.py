@@ -23,7 +23,7 @@ class KSeq(FlowRule):
 
     Law:
         The emitted token follows p for independent draws from q (`Iid`), repeats kept: their number
-        K is part of the rule. Also for deterministic candidates, which are left to the target walk.
+        K is part of the rule. Also for deterministic candidates, which are left to sample and match.
 
     Rule:
         `beta(rho) = sum_i min(p_i / rho, q_i)`; rho in [1, K] is the root of `1 - (1 - beta)^K =

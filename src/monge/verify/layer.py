@@ -46,19 +46,21 @@ from monge.verify.naive_tree import NaiveTree
 from monge.verify.optimal import Optimal
 from monge.verify.problem import NodeProblem, ScoredTree, verdict_at
 from monge.verify.programs import Programs, walk
-from monge.verify.rrs import Rrs
-from monge.verify.rrs_without_replacement import RrsWithoutReplacement
-from monge.verify.single_draft import SingleDraft
-from monge.verify.target_walk import TargetWalk
+from monge.verify.recursive_rejection import RecursiveRejection
+from monge.verify.recursive_rejection_without_replacement import (
+    RecursiveRejectionWithoutReplacement,
+)
+from monge.verify.sample_and_match import SampleAndMatch
+from monge.verify.speculative_sampling import SpeculativeSampling
 from monge.verify.whole_tree import decided_part, walk_on
 
 FLOW_RULES: Final[Registry[FlowRule]] = Registry(
     "node rule",
     {
-        "target_walk": TargetWalk,
-        "single_draft": SingleDraft,
-        "rrs": Rrs,
-        "rrs_without_replacement": RrsWithoutReplacement,
+        "sample_and_match": SampleAndMatch,
+        "speculative_sampling": SpeculativeSampling,
+        "recursive_rejection": RecursiveRejection,
+        "recursive_rejection_without_replacement": RecursiveRejectionWithoutReplacement,
         "naive_tree": NaiveTree,
         "k_seq": KSeq,
         "greedy": Greedy,
@@ -70,15 +72,15 @@ FLOW_RULES: Final[Registry[FlowRule]] = Registry(
 """The node rules that can be lifted to whole trees, by name."""
 
 RULE_OF: Final[Mapping[type[Proposal], FlowRule]] = {
-    Deterministic: TargetWalk(),
+    Deterministic: SampleAndMatch(),
     Iid: Optimal(),
     Mixed: Optimal(),
-    WithoutReplacement: RrsWithoutReplacement(),
+    WithoutReplacement: RecursiveRejectionWithoutReplacement(),
     Independent: Canonical(),
 }
 """Default rule of every way of drawing, and of its subclasses: the optimal rule, if it is known."""
 
-ONE_DRAW: Final = SingleDraft()
+ONE_DRAW: Final = SpeculativeSampling()
 """Optimal for a single draw, with nothing to sort and no positions to draw."""
 
 ONE_DRAW_BESIDE: Final = Greedy()
@@ -98,7 +100,7 @@ class Layer(Verifier):
         target's law, for every way of drawing that the inner rule accepts. Which nodes of a level
         have candidates, and how these are drawn, may depend on earlier levels only, as
         `GrowingTree` makes sure; the scale s is then known before they are drawn. Below a node with
-        candidates of `Arbitrary` origin the target walk decides.
+        candidates of `Arbitrary` origin sample and match decides.
 
     Rule:
         Down: the root has w = 1. In each layer let s be the sum of w over the nodes with

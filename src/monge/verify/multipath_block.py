@@ -25,7 +25,7 @@ class MultipathBlock(Verifier):
     Law:
         The accepted prefix, the token after it, and the target's own continuation together follow
         the target's law, for K independent paths (`PathDraws`) and for trees whose nodes draw
-        independently (`Iid`). Below a node with other candidates the target walk decides.
+        independently (`Iid`). Below a node with other candidates sample and match decides.
 
     Rule:
         At every node order tokens by increasing (p / q, id) and follow the largest candidate. With

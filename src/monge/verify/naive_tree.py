@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from monge.verify.single_draft import SingleDraft
+from monge.verify.speculative_sampling import SpeculativeSampling
 
 
 @dataclass(frozen=True, slots=True)
-class NaiveTree(SingleDraft):
+class NaiveTree(SpeculativeSampling):
     """Single-draft step with the first candidate.
 
     A residual token that is another candidate is kept too.

@@ -11,7 +11,7 @@ from monge.verify.functional.optimum import optimal
 from monge.verify.node_line import chances, decide
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk
-from monge.verify.rrs import emitted
+from monge.verify.recursive_rejection import emitted
 
 
 @dataclass(frozen=True, slots=True)

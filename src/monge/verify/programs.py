@@ -7,7 +7,7 @@ The objects decide for rules without `programs`, trees that mix ways of drawing,
 and draws that cannot be peeked. They also decide everything on a CPU, where the call dominates the
 cost of a vector operation. Three more cases are left to them: draws without replacement in layers,
 whose default rule is `traversal`; rules that solve a program or search at each node; and
-deterministic candidates of `block` and `rrs` beside nodes with drawn candidates, which no tree has.
+deterministic candidates of `block` and `recursive_rejection` beside nodes with drawn candidates, which no tree has.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -30,7 +30,7 @@ from monge.laws.proposal import Arbitrary, Deterministic, Proposal
 from monge.laws.tree import TokenTree
 from monge.networks.base import Recorder, launched
 from monge.verify.functional.optimum import layer, optimal
-from monge.verify.functional.rejection import block, recursive_rejection, target_walk
+from monge.verify.functional.rejection import block, recursive_rejection, sample_and_match
 from monge.verify.functional.tensors import (
     Children,
     DraftLaws,
@@ -50,8 +50,8 @@ Program = Callable[..., Verified]
 def walk(
     p: Tensor, ids: Tensor, children: Children, q: DraftLaws, uniforms: Tensor, **_: object
 ) -> Verified:
-    """`target_walk`, which reads no draft laws."""
-    return target_walk(p, ids, children, uniforms)
+    """`sample_and_match`, which reads no draft laws."""
+    return sample_and_match(p, ids, children, uniforms)
 
 
 def on_chain(

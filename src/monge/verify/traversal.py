@@ -29,7 +29,7 @@ class Traversal(Verifier):
         target's law, for candidates drawn without replacement *in drawing order* and for
         independent draws (repeats dropped). The same holds for deterministic candidates, alone or
         followed by independent draws. Whether a node has candidates may depend on anything known
-        before they are drawn. Below a node with candidates of `Arbitrary` origin the target walk
+        before they are drawn. Below a node with candidates of `Arbitrary` origin sample and match
         decides.
 
     Rule:

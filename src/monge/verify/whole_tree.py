@@ -26,17 +26,17 @@ def decided_part(
     target_laws: LawSequence,
     walked: tuple[type[Proposal], ...] = (Arbitrary,),
 ) -> TokenTree:
-    """Return the part of a tree that a rule decides; nodes left to the target walk become leaves.
+    """Return the part of a tree that a rule decides; nodes left to sample and match become leaves.
 
     Nodes keep their numbers; nodes below such a leaf stay, and are no candidates. The part does not
-    depend on what is below it, since choosing between a rule and the target walk by a drawn token
+    depend on what is below it, since choosing between a rule and sample and match by a drawn token
     would bias the text.
 
     Args:
         rule: The rule.
         tree: The whole tree.
         target_laws: A law per node.
-        walked: Kinds of proposals that are left to the target walk; see `walk_on`.
+        walked: Kinds of proposals that are left to sample and match; see `walk_on`.
 
     Raises:
         ProposalMismatchError: If the numbers of laws and nodes differ, or the rule is not exact for
@@ -54,7 +54,7 @@ def decided_part(
             if isinstance(proposal, walked):
                 cut.add(node)
     if not is_drawn and tree.candidates[0]:
-        cut.add(0)  # nothing is drawn, so the target walk is optimal
+        cut.add(0)  # nothing is drawn, so sample and match is optimal
     if not cut:
         return tree
     return replace(
@@ -70,7 +70,7 @@ def decided_part(
 
 
 def walk_on(scored: ScoredTree, verdict: Verdict) -> Verdict:
-    """Continue a verdict with the target walk, if it ends at a leaf of its part that has candidates in the whole tree.
+    """Continue a verdict with sample and match, if it ends at a leaf of its part that has candidates in the whole tree.
 
     The token after a leaf is a draw from the target's law; if it is a candidate, the walk goes on.
     """

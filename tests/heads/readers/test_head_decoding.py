@@ -75,16 +75,16 @@ CHAINS = [
 def test_sampled_chains_are_lossless(kind: str, temperature: float, folder: Path) -> None:
     """Two rounds; for one of each kind of head also a chain of two that reaches beyond the end."""
     num_tokens = 3 if kind in DEEP and temperature == 0.7 else 2
-    made = partial(components, kind, folder, "chain(2)", "single_draft")
+    made = partial(components, kind, folder, "chain(2)", "speculative_sampling")
     check_lossless(made, temperature, max_new_tokens=num_tokens)
 
 
 PAIRINGS = [
-    ("eagle3", "best_first(4, 2, 2)", "target_walk", 1),
-    ("dflash2", "best_first(4, 2, 2)", "target_walk", 0.7),
-    ("mtp-qwen", "best_first(3, 2, 2)", "target_walk", 0),
-    ("mtp-mimo", "fixed_width((2,), children='iid')", "rrs", 1),
-    ("dspark-rnn", "fixed_width((2, 1))", "rrs_without_replacement", 1),
+    ("eagle3", "best_first(4, 2, 2)", "sample_and_match", 1),
+    ("dflash2", "best_first(4, 2, 2)", "sample_and_match", 0.7),
+    ("mtp-qwen", "best_first(3, 2, 2)", "sample_and_match", 0),
+    ("mtp-mimo", "fixed_width((2,), children='iid')", "recursive_rejection", 1),
+    ("dspark-rnn", "fixed_width((2, 1))", "recursive_rejection_without_replacement", 1),
     ("mtp-deepseek", "fixed_width((2,), children='iid')", "canonical", 0.7),
     ("speculators-dspark", "fixed_width((2,), children='greedy_plus_one')", "greedy", 1),
 ]
@@ -103,15 +103,15 @@ def test_lossless_in_a_ragged_batch_beyond_the_end_and_from_a_prompt_of_one_toke
     end = {"horizon": 2, "max_new_tokens": 3, "eos_ids": frozenset({1})}
     beside = {"prompt": (2,), "neighbours": ((0, 1, 2),), "slot": 1}
     check_lossless(
-        lambda: components("eagle3", folder, "chain(2)", "single_draft"), **beside, **end
+        lambda: components("eagle3", folder, "chain(2)", "speculative_sampling"), **beside, **end
     )
 
 
 @pytest.mark.parametrize(
     ("tree", "verifier"),
     [
-        ("best_first(4, 2, 2)", "single_draft"),
-        ("fixed_width((2,), children='without_replacement')", "rrs"),
+        ("best_first(4, 2, 2)", "speculative_sampling"),
+        ("fixed_width((2,), children='without_replacement')", "recursive_rejection"),
     ],
 )
 def test_biased_pairings_are_refused(folder: Path, tree: str, verifier: str) -> None:
@@ -121,7 +121,11 @@ def test_biased_pairings_are_refused(folder: Path, tree: str, verifier: str) -> 
 
 def test_a_head_in_a_pool_follows_the_text(folder: Path) -> None:
     head_of("eagle3", folder)
-    parts = {"drafter": "pool('ngram', 'head')", "tree": "chain(1)", "verifier": "single_draft"}
+    parts = {
+        "drafter": "pool('ngram', 'head')",
+        "tree": "chain(1)",
+        "verifier": "speculative_sampling",
+    }
     check_lossless(lambda: make_components(table(), head=folder / "eagle3", **parts), 0.7)
 
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from monge.core.errors import OptionError, unknown_name
+from monge.core.parts import present_name
 
 SECTION: Final = "monge"
 """Our part of `additional_config`."""
 CHOICES: Final[Mapping[str, Collection[str]]] = {
-    "verifier": ("vllm", "block", "single_draft"),
+    "verifier": ("vllm", "block", "speculative_sampling"),
     "draft_law": ("request", "temperature"),
 }
 
@@ -73,6 +74,7 @@ def settings_of(vllm_config: Any) -> EngineSettings:
     for name in section:
         if name not in known:
             raise unknown_name(f"setting of additional_config[{SECTION!r}]", name, known)
+    section = {name: present_name(value) for name, value in section.items()}
     settings = EngineSettings(**section)
     is_told = "draft_law" in section or not settings.verifies
     return settings if is_told else replace(settings, draft_law="request")

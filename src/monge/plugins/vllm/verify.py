@@ -24,7 +24,7 @@ PLACEHOLDER: Final = -1
 """Where vLLM has no token."""
 RULES: Final[Mapping[str, tuple[Callable[..., f.Verified], on_host.Decide]]] = {
     "block": (f.block, whole_chain),
-    "single_draft": (f.speculative_sampling, on_host.token_by_token),
+    "speculative_sampling": (f.speculative_sampling, on_host.token_by_token),
 }
 """Rules by name: for a batch, and for a request on a CPU."""
 
@@ -65,7 +65,7 @@ def rejection_sample(rule: str, batch: DraftedBatch) -> Int32[Tensor, "batch dep
     """Verify the drafts of a batch.
 
     Greedy requests get the target's most probable tokens. Drafts without a law are verified by the
-    target walk, which is exact for drafts of any origin, also for drawn drafts whose law is
+    sample and match, which is exact for drafts of any origin, also for drawn drafts whose law is
     missing.
 
     Args:
@@ -193,7 +193,7 @@ def _verdicts(
         return f.exact_match(logits, nodes, chain)
     probs = logits.softmax(-1, dtype=torch.float64)
     sampled = (
-        f.target_walk(probs, nodes, chain, uniforms())
+        f.sample_and_match(probs, nodes, chain, uniforms())
         if law is None
         else RULES[rule][0](probs, nodes, f.DraftLaws(law), uniforms())
     )

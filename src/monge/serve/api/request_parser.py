@@ -100,7 +100,7 @@ class ParsedRequest:
     @property
     def seed(self) -> int | None:
         """Seed that reproduces the answer; choice i uses row i. `None` if measured times affect it."""
-        return self.choices[0].told_seed
+        return self.choices[0].reported_seed
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -406,7 +406,7 @@ class RequestParser:
             "speculative": speculative,
             "adaptive": drafting.adaptive is not False,
             "limits": DraftPlan(max_depth=drafting.max_depth, max_nodes=drafting.max_nodes),
-            "keeps_trees": bool(body.trace),
+            "return_trees": bool(body.trace),
             "cache_salt": body.salt,
         }
         components, rules = self._decoder.components, requests[0].rules
@@ -449,7 +449,7 @@ class RequestParser:
         num_scores = sum(size * scores.num_scores for scores, size in scored if scores)
         most_nodes = self._decoder.components.drafter.capabilities.max_nodes
         widest = MAX_DRAFT if most_nodes is None else most_nodes
-        traced = [request for request in requests if request.keeps_trees]
+        traced = [request for request in requests if request.return_trees]
         num_nodes = sum(row.max_new_tokens * (1 + row.limits.nodes(widest)) for row in traced)
         what = "top log-probabilities", "tokens, choices or logprobs"
         trees = "most nodes of a tree", "tokens or choices, or limit speculation.max_nodes"

@@ -35,7 +35,7 @@ _UNBOUNDED_CONTEXT: Final = 32768
 """Tokens per row of the default budget, if the target has no limit."""
 _QUIET_S: Final = 1.0
 """Idle seconds after which free memory is returned to the system."""
-_PIECE_S: Final = 0.25
+_CHUNK_S: Final = 0.25
 """Seconds that running requests wait for a chunk of new prompts."""
 _LATE_S: Final = 2.0
 """Seconds that a round may take beyond the deadline of a generation before it is ended without it."""
@@ -335,7 +335,7 @@ class Scheduler:
         return Batch(
             self._decoder.components,
             prefill_chunk=self._options.prefill_chunk,
-            piece_s=_PIECE_S,
+            chunk_s=_CHUNK_S,
             isolated=True,
             prefixes=self._prefixes,
         )

@@ -8,7 +8,7 @@ captured.
 The shape of a tree is `children`: the children of each node in drawing order. Node 0 is the last
 committed token. `((1, 2), (), ())` is two candidates for a token, and a child named twice is a
 token drawn twice; `children_of` computes it from parents. All trees of a batch have the same shape:
-group requests by shape. For `block`, `exact_match`, `speculative_sampling` and `target_walk` a tree
+group requests by shape. For `block`, `exact_match`, `speculative_sampling` and `sample_and_match` a tree
 may lack nodes of the shape, whose tokens are then negative.
 
 Arguments are checked without a wait: wrong shapes and types, and wrong numbers on the host, raise
@@ -30,7 +30,8 @@ from monge.verify.functional.tensors import (
 )
 
 exact_match = checked(rejection.exact_match, takes_padding=True)
-target_walk = checked(rejection.target_walk, on_host.target_walk, takes_padding=True)
+sample_and_match = checked(rejection.sample_and_match, on_host.sample_and_match, takes_padding=True)
+target_walk = sample_and_match  # its former name, for one release
 block = checked(rejection.block, on_host.block, takes_padding=True)
 speculative_sampling = checked(
     rejection.speculative_sampling, on_host.speculative_sampling, takes_padding=True
@@ -54,6 +55,6 @@ __all__ = [
     "quantile",
     "recursive_rejection",
     "speculative_sampling",
-    "target_walk",
+    "sample_and_match",
     "traversal",
 ]

@@ -87,7 +87,7 @@ def token_by_token(chain: HostChain, draws: HostDraws) -> tuple[int, int]:
 
 
 def walk(chain: HostChain, draws: HostDraws) -> tuple[int, int]:
-    """The target walk: draw from p until a token differs from the drafted token."""
+    """Sample and match: draw from p until a token differs from the drafted token."""
     for place, x in enumerate(chain.tokens):
         if (token := draws.categorical(chain.targets[place], np.True_)) != x:
             return place, token
@@ -146,4 +146,4 @@ def decided(decide: Decide, chain: HostChain, uniforms: Sequence[float]) -> tupl
 
 block = partial(_verified, whole_chain)
 speculative_sampling = partial(_verified, token_by_token)
-target_walk = partial(_verified, walk)
+sample_and_match = partial(_verified, walk)

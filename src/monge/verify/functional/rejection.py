@@ -1,4 +1,4 @@
-"""Exact match, the target walk, and rules that accept or reject drawn candidates.
+"""Exact match, sample and match, and rules that accept or reject drawn candidates.
 
 `rejection`, `whole_chain` and `leaves_first` are the single source of their rules: the objects call
 them for a request on the host, and the functions here for a batch on a device.
@@ -219,7 +219,7 @@ def exact_match(
 
     Args:
         logits: The target's logits after every node.
-        token_ids: As for `target_walk`.
+        token_ids: As for `sample_and_match`.
         children: Children of each node.
     """
     largest, best = logits.max(-1)
@@ -230,7 +230,7 @@ def exact_match(
     return walk.verified(best.gather(1, walk.node[:, None]).squeeze(1), 0 * walk.node)
 
 
-def target_walk(
+def sample_and_match(
     probs: Float64[Tensor, "batch nodes vocab"],
     token_ids: Int64[Tensor, "batch nodes"],
     children: Children,
@@ -239,7 +239,7 @@ def target_walk(
     """Verify candidates of any origin: draw from p, and go on from the candidate that was drawn.
 
     The optimum for deterministic candidates, such as looked-up text or most probable tokens; see
-    `monge.verify.target_walk`.
+    `monge.verify.sample_and_match`.
 
     Args:
         probs: p after every node.
@@ -266,7 +266,7 @@ def speculative_sampling(
     """Verify chains whose tokens were each drawn from q: accept x with probability min(1, p_x / q_x).
 
     Reference:
-        Leviathan et al., arXiv 2211.17192, Algorithm 1; see `monge.verify.single_draft`.
+        Leviathan et al., arXiv 2211.17192, Algorithm 1; see `monge.verify.speculative_sampling`.
 
     Args:
         probs: p after every node.
@@ -292,7 +292,7 @@ def recursive_rejection(
 
     Reference:
         SpecInfer (Miao et al., arXiv 2305.09781, Algorithm 2), and without replacement RSD (Jeon et
-        al., arXiv 2402.14160); see `monge.verify.rrs` and `rrs_without_replacement`.
+        al., arXiv 2402.14160); see `monge.verify.recursive_rejection` and `recursive_rejection_without_replacement`.
 
     Args:
         probs: p after every node.

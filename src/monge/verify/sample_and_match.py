@@ -1,4 +1,4 @@
-"""The target walk: draw from p and follow the child if it is there."""
+"""Sample and match: draw from p and follow the child if it is there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from monge.verify.programs import Programs, walk
 
 
 @dataclass(frozen=True, slots=True)
-class TargetWalk(FlowRule):
+class SampleAndMatch(FlowRule):
     """Draw the token from the target law; keep it as accepted if it happens to be a candidate.
 
     Law:

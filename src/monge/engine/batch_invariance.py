@@ -15,7 +15,7 @@ _WIDTHS: Final = ((4, 8, 2), (1, 3, 5), (6, 1, 4), (2, 2, 2))  # tokens of each 
 _IDS: Final = count(-2_000_000, -1)  # below those of real requests
 
 
-def check_exact_numerics(model: SequenceModel) -> None:
+def check_batch_invariance(model: SequenceModel) -> None:
     """Compare the logits of texts that are read in blocks and together with those of texts read alone, token by token.
 
     Every second block is a tree if the network reads trees.
@@ -38,9 +38,9 @@ def check_exact_numerics(model: SequenceModel) -> None:
         if not torch.equal(alone, together[row]):
             difference = float((alone - together[row]).abs().max())
             raise UnsupportedModelError(
-                f"exact_numerics: logits of {model!r} depend on how many tokens and requests a "
+                f"batch_invariant: logits of {model!r} depend on how many tokens and requests a "
                 f"forward reads (by {difference:.1e} in a trial), so greedy text can differ at "
-                "near-ties; use backend='compiled' with float32 on a CPU, or leave exact_numerics out"
+                "near-ties; use backend='compiled' with float32 on a CPU, or leave batch_invariant out"
             )
 
 

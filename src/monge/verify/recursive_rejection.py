@@ -17,7 +17,7 @@ from monge.verify.programs import Programs, walk
 
 
 @dataclass(frozen=True, slots=True)
-class Rrs(FlowRule):
+class RecursiveRejection(FlowRule):
     """Try the candidates in turn, each against what the rejections so far have left of p.
 
     Law:

@@ -11,11 +11,11 @@ from monge.verify.flow import Flow, FlowRule, LazyFlow, total_of, walked, with_f
 from monge.verify.functional.rejection import recursive_rejection
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk
-from monge.verify.rrs import emitted
+from monge.verify.recursive_rejection import emitted
 
 
 @dataclass(frozen=True, slots=True)
-class SingleDraft(FlowRule):
+class SpeculativeSampling(FlowRule):
     """Accept the candidate with probability min(1, p/q), otherwise draw from what p has beyond q.
 
     Law:

@@ -11,13 +11,13 @@ from monge.verify.flow import Emission, Flow, FlowRule, walked
 from monge.verify.functional.where import share
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk, without_replacement
-from monge.verify.rrs import emitted
-from monge.verify.single_draft import SingleDraft
+from monge.verify.recursive_rejection import emitted
+from monge.verify.speculative_sampling import SpeculativeSampling
 from monge.verify.whole_tree import offered
 
 
 @dataclass(frozen=True, slots=True)
-class RrsWithoutReplacement(FlowRule):
+class RecursiveRejectionWithoutReplacement(FlowRule):
     """Recursive rejection that tests each candidate against its law given the candidates before it.
 
     Law:
@@ -61,7 +61,7 @@ class RrsWithoutReplacement(FlowRule):
         if proposal.draft_law is None:
             return walked(problem)
         if len(proposal.draft_laws) == 1:
-            return SingleDraft().flow(problem)
+            return SpeculativeSampling().flow(problem)
         p, scale, reach = problem.target_law, problem.scale, 1.0
         probs: dict[int, float] = {}
         for x, q in offered(proposal, problem.candidates, p):

@@ -1,18 +1,18 @@
-"""`exact_numerics`: a target is taken if no logit depends on what else a forward reads, and refused by name otherwise."""
+"""`batch_invariant`: a target is taken if no logit depends on what else a forward reads, and refused by name otherwise."""
 
 import pytest
 import torch
 
 import monge
 from monge.core.errors import UnsupportedModelError
-from monge.engine.exact_numerics import check_exact_numerics
+from monge.engine.batch_invariance import check_batch_invariance
 from monge.networks.hf_tree import HfTreeModel
 from monge.oracle.tabular import RandomTable, TabularModel
 from tests.engine.tiny import network
 
 
 def test_a_table_is_exact():
-    check_exact_numerics(TabularModel(RandomTable(7, 0), 7))
+    check_batch_invariance(TabularModel(RandomTable(7, 0), 7))
 
 
 class Nudged(HfTreeModel):
@@ -26,9 +26,9 @@ class Nudged(HfTreeModel):
 
 def test_logits_that_differ_by_one_bit_are_refused():
     with pytest.raises(UnsupportedModelError, match="on how many tokens.*backend='compiled'"):
-        check_exact_numerics(Nudged(network("llama")))
+        check_batch_invariance(Nudged(network("llama")))
 
 
 def test_a_decoder_is_refused():
-    with pytest.raises(UnsupportedModelError, match="exact_numerics"):
-        monge.load(network("llama"), drafter="none", exact_numerics=True)
+    with pytest.raises(UnsupportedModelError, match="batch_invariant"):
+        monge.load(network("llama"), drafter="none", batch_invariant=True)
