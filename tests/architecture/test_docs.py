@@ -38,6 +38,19 @@ def test_every_place_that_the_architecture_names_is_there(place):
     assert pkgutil.resolve_name(place) is not None
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("stop strings", "KV cache", "a verifier", "a drafter is asked", "drafter, tree or"),
+        *("temperature.* on a CPU", "top-p.* on a device", "GGUF", "prefix hits", "grammar"),
+    ],
+)
+def test_a_search_ends_at_one_place(words):
+    rows = re.findall(rf"^\| (?:.*{words}.*) \| (.+) \|$", WHERE, re.MULTILINE)
+    assert len(rows) == 1
+    assert re.fullmatch(r"`[^`]+`", rows[0]), "a single place"
+
+
 @pytest.fixture(scope="module")
 def hooks():
     spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
