@@ -45,12 +45,12 @@ class RuleRows(NamedTuple):
 def rule_rows(rules: Sequence[SamplingRules], logits: Float[Tensor, "*rows vocab"]) -> RuleRows:
     """Return the rules of requests, which are all greedy or none, on the device of their logits."""
     vocab, num_sorted = logits.shape[-1], None
-    table = [(own.temperature, own.top_k or vocab, own.top_p, own.min_p) for own in rules]
-    if any(own.truncates for own in rules):
-        largest = max(own.top_k or 0 for own in rules)
+    table = [(each.temperature, each.top_k or vocab, each.top_p, each.min_p) for each in rules]
+    if any(each.truncates for each in rules):
+        largest = max(each.top_k or 0 for each in rules)
         # A power of two, for fewer programs to record.
         power = 1 << (largest - 1).bit_length() if largest else 0
-        num_sorted = vocab if any(own.top_p < 1 for own in rules) else min(power, vocab)
+        num_sorted = vocab if any(each.top_p < 1 for each in rules) else min(power, vocab)
     numbers = torch.tensor(table, dtype=torch.float64).t()
     return RuleRows(numbers.to(logits.device, non_blocking=True), num_sorted)
 

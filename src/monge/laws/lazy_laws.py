@@ -100,7 +100,7 @@ class _Terms(NamedTuple):
 
 
 class LazyLaw(DenseLaw):
-    """A law of scores or of masses, or what such a law has above another one; written when `probs` is read.
+    """A law of scores or of masses, or what such a law has above another law; written when `probs` is read.
 
     Args:
         terms: What the machine code reads; the numbers must not change.

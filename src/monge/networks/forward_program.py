@@ -132,7 +132,7 @@ class NetworkForward:
     """The forward of a network over the nodes of trees: as `transformers` runs it, or a subclass of a backend.
 
     Args:
-        network: The network; another one may be put in its place.
+        network: The network; another network may be put in its place.
         layers: Hidden states that come with the logits, numbered as `FeatureModel` numbers them.
 
     Attributes:

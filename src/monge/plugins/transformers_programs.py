@@ -77,8 +77,8 @@ class GenerateCall:
         """The networks that a drafter object brings; its text does not name them."""
         drafter = self.options.get("drafter")
         parts = () if isinstance(drafter, str | None) else members_of(drafter)
-        shown = [(part, own) for part in parts if is_dataclass(part) for own in fields(part)]
-        values = [getattr(part, own.name) for part, own in shown if not own.repr]
+        settings = [(part, item) for part in parts if is_dataclass(part) for item in fields(part)]
+        values = [getattr(part, item.name) for part, item in settings if not item.repr]
         return [id(value) for value in values if value is not None]
 
     def components(

@@ -185,8 +185,8 @@ def _rows_of_laws(
     for rows, scores, (temperature, top_k, top_p, min_p) in zip(
         probs, logits, rules.t().tolist(), strict=True
     ):
-        own = SamplingRules(temperature=temperature, top_k=int(top_k), top_p=top_p, min_p=min_p)
-        for row, law in zip(rows, laws_from_logits(scores, own), strict=True):
+        of_row = SamplingRules(temperature=temperature, top_k=int(top_k), top_p=top_p, min_p=min_p)
+        for row, law in zip(rows, laws_from_logits(scores, of_row), strict=True):
             if isinstance(law, SparseLaw):
                 row.zero_()[law.token_ids] = law.probs
             elif isinstance(law, DenseLaw):

@@ -36,7 +36,7 @@ Picked = TypeVar("Picked")
 
 
 class RowLaws(NamedTuple):
-    """A law a request, or what a law has above another one.
+    """A law a request, or what a law has above another law.
 
     Attributes:
         probs: Masses, float64, `[batch, support]`.
