@@ -126,7 +126,7 @@ class NodeLaws:
 
     def processors_after(self, node: int) -> tuple[Processor, ...]:
         """Return the processors after their call for a node, for the text that continues there."""
-        if not has_state(self._processors):
+        if not (self._processors and has_state(self._processors)):
             return tuple(self._processors)
         if node not in self._asked:
             self[node]
