@@ -92,7 +92,7 @@ def test_lengths_beyond_the_context():
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"verifier": "rss"}, "unknown verifier 'rss'; did you mean 'recursive_rejection'"),
+        ({"verifier": "blok"}, "unknown verifier 'blok'; did you mean 'block'"),
         ({"drafter": "n-gram"}, "cannot read drafter 'n-gram'|unknown drafter"),
         ({"drafter": "ngrams"}, "unknown drafter 'ngrams'; did you mean 'ngram'"),
         ({"tree": "chian"}, "unknown tree 'chian'; did you mean 'chain'"),
@@ -117,7 +117,7 @@ def test_names_and_settings(parts, message):
 def test_illegal_pairs_name_the_legal_verifiers():
     with pytest.raises(
         ProposalMismatchError,
-        match="RecursiveRejection is exact for .*WithoutReplacement; legal here: sample_and_match, rrs_without",
+        match="RecursiveRejection is exact for .*WithoutReplacement; legal here: sample_and_match, recursive_rejection_without",
     ):
         table_decoder(
             tree="fixed_width((2,), 'without_replacement')", verifier="recursive_rejection"

@@ -201,7 +201,6 @@ def test_decoders_with_the_same_object_share_nothing():
             {"drafter": Model(model=table(3), tree=Chain(4))},
             "has a draft model (draft=...) already; leave out one of the two",
         ),
-        ({"drafter": Model(top_k=3), "draft_top_k": 2}, "has a draft top-k already"),
         ({"drafter": Ensemble()}, "ensemble: give at least two draft models"),
     ],
 )

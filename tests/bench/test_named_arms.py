@@ -32,8 +32,8 @@ def test_named_arm():
 
 
 def test_an_arm_without_a_name_is_called_by_its_values():
-    text = "drafter=pool('ngram', 'model'), tree=chain(8, 'top'), draft_temperature=2"
-    assert named_arm(text).name == "pool('ngram', 'model') chain(8, 'top') 2"
+    text = "drafter=pool(ngram, model(top_k=2)), tree=chain(8, 'top')"
+    assert named_arm(text).name == "pool(ngram, model(top_k=2)) chain(8, 'top')"
     assert [arm.name for arm in arms_of(["drafter=none", ""])] == ["none", "the defaults"]
 
 
@@ -49,7 +49,7 @@ def test_an_arm_without_a_name_is_called_by_its_values():
         ("a: controller=goodpt", "did you mean 'goodput'"),
         ("a: controller=goodput(max_windw=3)", "did you mean 'max_window'"),
         ("a: drafter=ngrams", "did you mean 'ngram'"),
-        ("a: verifier=rss", "did you mean 'recursive_rejection'"),
+        ("a: verifier=blok", "did you mean 'block'"),
         ("a: draft_backend=compile", "did you mean 'compiled'"),
         ("a: draft_top_k=2", "unknown part of arm 'a: draft_top_k=2'"),
         ("a: tree=chain(0)", "depth must be at least 1"),

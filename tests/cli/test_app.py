@@ -87,7 +87,7 @@ def test_names_and_files_are_refused_before_torch_is_imported(tmp_path):
     config = tmp_path / "monge.toml"
     config.write_text('verifier = "blok"')
     wrong = {
-        "generate Once --verifier rss": "did you mean 'recursive_rejection'?",
+        "generate Once --verifier blok": "did you mean 'block'?",
         "generate Once --tree=chian(3)": "did you mean 'chain'?",
         "chat --drafter ngrams": "did you mean 'ngram'?",
         "serve --controller fixd": "did you mean 'fixed'?",
@@ -133,10 +133,10 @@ def test_early_checks_know_the_names_of_every_registry(kind):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["x", "--help", "--verifier", "rss"],
+        ["x", "--help", "--verifier", "blok"],
         ["x", "--target", "smollm2", "--draft", "smollm2-head"],
         ["x", "--draft", "built-in", "--tree", "fixed_width((4, 2))", "--controller", "goodput"],
-        ["x", "--", "--verifier", "rss"],
+        ["x", "--", "--verifier", "blok"],
         ["x", "--config", "CONFIG", "--verifier", "block"],
         ["--tree", "CONFIG"],
         ["x", "--verifier"],

@@ -221,7 +221,7 @@ class TestStoredPrograms:
     ):
         """By one that takes its place, or else by the next start: no program that fails is kept."""
         kept = {path: path.read_bytes() for path in own_folder.iterdir()}
-        bad, load, built = set(kept), backend.load_code, []
+        bad, load, built = set(kept), backend.LoadedCode, []
 
         def load_some(stored, tensors):
             if stored.path not in bad:

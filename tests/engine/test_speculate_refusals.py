@@ -119,7 +119,7 @@ def test_a_filled_or_static_cache_is_refused_under_any_keyword(later):
 
 
 def test_model_inputs_beside_the_text_are_refused():
-    kinds = {"token_type_ids": torch.zeros(2, 6, dtype=torch.long)}
+    kinds = {"token_type_ids": torch.zeros(2, 6, dtype=torch.long), "max_new_tokens": 4}
     with pytest.raises(OptionError, match="model inputs beside the text: token_type_ids"):
         network("gpt2").generate(**padded(ROWS), **kinds, custom_generate=monge.speculate)
 

@@ -12,8 +12,8 @@ from monge.transport.closed_forms import (
     k_seq_acceptance,
     k_seq_constants,
     naive_tree_acceptance,
-    rrs_acceptance,
-    rrs_without_replacement_acceptance,
+    recursive_rejection_acceptance,
+    recursive_rejection_without_replacement_acceptance,
 )
 from tests.transport import reference_rules as rules
 from tests.transport.reference_forms import (
@@ -36,7 +36,7 @@ def check_all_rules(p, q, width):
     best = iid_optimum(p, q, width).acceptance
     k_seq, walk = k_seq_acceptance(p, q, width), TransportProblem(target=p, candidates=iid)
     for value, rule in (
-        (rrs_acceptance(p, [q] * width), rules.recursive_rejection(p, [q] * width)),
+        (recursive_rejection_acceptance(p, [q] * width), rules.recursive_rejection(p, [q] * width)),
         (k_seq, rules.k_seq(p, q, width)),
         (naive_tree_acceptance(p, q, width), rules.naive_tree(p, q)),
         (sample_and_match_acceptance(walk), lambda _: p),
@@ -45,7 +45,7 @@ def check_all_rules(p, q, width):
         assert value <= best + EXACT
     # The guarantee of SpecTr.
     assert k_seq >= (1.0 - (1.0 - 1.0 / width) ** width) * best - EXACT
-    value = rrs_without_replacement_acceptance(p, q, width)
+    value = recursive_rejection_without_replacement_acceptance(p, q, width)
     check(value, distinct, p, rules.recursive_rejection_without_replacement(p, q))
     assert value <= without_replacement_optimum(p, q, width).acceptance + EXACT
 
@@ -67,7 +67,7 @@ def test_optimal_acceptance_of_every_rule_on_edge_cases(name):
 def test_recursive_rejection_with_different_drafts(case):
     p, *drafts = case
     rule, candidates = rules.recursive_rejection(p, drafts), CandidateLaw.independent(drafts)
-    check(rrs_acceptance(p, drafts), candidates, p, rule)
+    check(recursive_rejection_acceptance(p, drafts), candidates, p, rule)
 
 
 @few
@@ -102,5 +102,5 @@ def test_residual_hits_are_counted():
 
 def test_disjoint_supports_accept_nothing():
     p, q = half(tokens=4, inside=2), half(tokens=4, inside=2)[::-1].copy()
-    assert k_seq_acceptance(p, q, 3) == rrs_acceptance(p, [q] * 3) == 0.0
+    assert k_seq_acceptance(p, q, 3) == recursive_rejection_acceptance(p, [q] * 3) == 0.0
     assert naive_tree_acceptance(p, q, 3) == 0.0

@@ -8,8 +8,8 @@ from monge.transport.candidates import CandidateLaw, TransportProblem
 from monge.transport.closed_forms import (
     k_seq_acceptance,
     k_seq_constants,
-    rrs_acceptance,
-    rrs_without_replacement_acceptance,
+    recursive_rejection_acceptance,
+    recursive_rejection_without_replacement_acceptance,
 )
 from monge.transport.linear_program import solve
 from tests.transport.reference_forms import (
@@ -41,8 +41,8 @@ WITHOUT_REPLACEMENT = TransportProblem(target=P, candidates=CandidateLaw.without
         (greedy_acceptance(P, Q, 2), 0.900000),
         (k_seq_acceptance(P, Q, 2), 0.791355),
         (k_seq_constants(P, Q, 2).rho, 1.456776),
-        (rrs_acceptance(P, [Q, Q]), 0.760000),
-        (rrs_without_replacement_acceptance(P, Q, 2), 0.820000),
+        (recursive_rejection_acceptance(P, [Q, Q]), 0.760000),
+        (recursive_rejection_without_replacement_acceptance(P, Q, 2), 0.820000),
         (sample_and_match_acceptance(IID), 0.483000),
     ],
 )

@@ -32,8 +32,8 @@ from monge.transport.closed_forms import (
     k_seq_acceptance,
     match_probability,
     naive_tree_acceptance,
-    rrs_acceptance,
-    rrs_without_replacement_acceptance,
+    recursive_rejection_acceptance,
+    recursive_rejection_without_replacement_acceptance,
 )
 from monge.transport.laws import Vector, dense
 from monge.transport.linear_program import solve
@@ -187,14 +187,14 @@ def _by_rule(name: str, p: Vector, proposal: Proposal) -> float | None:
             WithoutReplacement(),
         ):
             if recursion_calls(proposal) <= MAX_RECURSION:
-                value = rrs_without_replacement_acceptance(p, q, width)
+                value = recursive_rejection_without_replacement_acceptance(p, q, width)
         case (
             ("recursive_rejection" | "recursive_rejection_without_replacement" | "traversal"),
             _,
         ) if name == "recursive_rejection" or width == 1:
             points = np.zeros((len(fixed), p.size))
             points[np.arange(len(points)), fixed] = 1.0
-            value = rrs_acceptance(p, [*points, *[q] * width])
+            value = recursive_rejection_acceptance(p, [*points, *[q] * width])
         case "naive_tree", _:
             value = naive_tree_acceptance(p, q, width)
         case "k_seq", _:

@@ -24,7 +24,7 @@ def naive_tree_acceptance(p: Vector, q: Vector, width: int) -> float:
     return accepted + float(residual @ (1.0 - (1.0 - q) ** (width - 1)))
 
 
-def rrs_acceptance(p: Vector, draft_laws: Sequence[Vector]) -> float:
+def recursive_rejection_acceptance(p: Vector, draft_laws: Sequence[Vector]) -> float:
     """Recursive rejection of independent candidates, each from its own draft law.
 
     1 - prod_k (1 - beta_k).
@@ -48,7 +48,7 @@ def rrs_acceptance(p: Vector, draft_laws: Sequence[Vector]) -> float:
     return 1.0 - rejected
 
 
-def rrs_without_replacement_acceptance(p: Vector, q: Vector, width: int) -> float:
+def recursive_rejection_without_replacement_acceptance(p: Vector, q: Vector, width: int) -> float:
     """Recursive rejection of candidates drawn without replacement, each tested against the law it was drawn from.
 
     alpha = beta + sum_i (q_i - p_i)_+ alpha'(i), where alpha'(i) is the acceptance of the rest
@@ -67,7 +67,7 @@ def rrs_without_replacement_acceptance(p: Vector, q: Vector, width: int) -> floa
         rest = q.copy()
         rest[token] = 0.0
         if rest.any():  # else this was the last token of the support
-            again = rrs_without_replacement_acceptance(
+            again = recursive_rejection_without_replacement_acceptance(
                 residual / mass, rest / rest.sum(), width - 1
             )
             accepted += float(q[token] - p[token]) * again

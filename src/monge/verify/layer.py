@@ -184,7 +184,7 @@ def _is_block(tree: TokenTree) -> bool:
 
 def _best_rule(problem: NodeProblem) -> FlowRule:
     proposal = problem.proposal
-    if len(proposal.draft_laws) == 1:
+    if proposal.draft_law is not None and len(proposal.draft_laws) == 1:
         return ONE_DRAW_BESIDE if proposal.fixed_ids else ONE_DRAW
     return entry_for(type(proposal), RULE_OF)
 
