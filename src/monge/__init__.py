@@ -10,6 +10,7 @@ import warnings as _warnings
 from importlib import import_module as _import_module
 from importlib.metadata import version as _version
 
+from monge.core.former_modules import take_former_modules as _take_former_modules
 from monge.core.parts import PARTS as _PARTS
 
 if typing.TYPE_CHECKING:
@@ -115,6 +116,7 @@ _PLACES |= {
 _FORMER_NAMES = {"Piece": "StreamChunk"}
 """Names that this release takes beside the present names."""
 
+_take_former_modules()
 __version__ = _version("monge")
 __all__ = [*_PLACES]  # noqa: PLE0604 (of texts)  # pyright: ignore[reportUnsupportedDunderAll]
 

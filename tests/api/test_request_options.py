@@ -1,9 +1,13 @@
 """Options of `Decoder.generate`: the same names and meanings as in the server's requests."""
 
+import importlib
+import sys
+
 import pytest
 
 import monge
 from monge.core.errors import OptionError
+from monge.core.former_modules import FORMER_MODULES
 from tests.serve.served import toy_decoder
 
 PROMPT = "once upon a time"
@@ -121,3 +125,14 @@ def test_former_names_of_loading_and_streaming_are_taken_with_a_warning():
         assert monge.Piece is monge.StreamChunk
     with pytest.warns(FutureWarning, match="exact_numerics is batch_invariant now"):
         monge.load(exact_numerics=False)
+
+
+@pytest.mark.parametrize("former", sorted(FORMER_MODULES))
+def test_former_names_of_modules_are_taken_with_a_warning(former):
+    """For one release."""
+    sys.modules.pop(former, None)
+    with pytest.warns(FutureWarning, match=f"{former} is .* now"):
+        module = importlib.import_module(former)
+    present = importlib.import_module(FORMER_MODULES[former])
+    assert module is present
+    assert present.__spec__.name == FORMER_MODULES[former]
