@@ -249,7 +249,7 @@ def make_components(
         target: The target.
         draft: A draft model, or several.
         head: A head for the target, in a draft model's place.
-        draft_rules: Sampling rules of the draft law, instead of the request's own.
+        draft_rules: Sampling rules of the draft distribution, instead of the request's own.
         latency: Times of rounds for controllers that read them. Without it, they start from a guess
             and learn.
         history: Texts that a drafter with a `max_history` reads and adds to; without it, a new

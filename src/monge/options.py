@@ -263,7 +263,7 @@ class SamplingOptions(LengthAndTruncation):
     )
     logprobs: int | None = _argument(
         None,
-        help="Scores of tokens and of so many top ones, under the law that they come from; also of "
+        help="Scores of tokens and of so many top ones, under the distribution that they come from; also of "
         "the tokens under the model at temperature 1, and the mass that truncation kept.",
     )
     logits_processors: Sequence[Callable[..., Any]] = _argument(
@@ -354,7 +354,7 @@ class ServeOptions:
     logprobs_of: Literal["raw", "processed"] = option(
         "raw",
         SERVER,
-        "raw: the target's own law; processed: the law that tokens are drawn from.",
+        "raw: the target's own distribution; processed: the distribution that tokens are drawn from.",
         kind=Literal["raw", "processed"],
     )
     generation_config: Literal["auto", "none"] = option(

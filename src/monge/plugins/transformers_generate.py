@@ -80,7 +80,7 @@ def speculate(
     Pass this function as `custom_generate=`, and its keywords beside it.
 
     The output is that of plain `generate`: the same tokens when greedy (up to rounding, where two
-    logits are equal within it), tokens of the same law when sampling. Each row is decoded with its
+    logits are equal within it), tokens of the same distribution when sampling. Each row is decoded with its
     own padding stripped, its own cache row and draws.
 
     * *Processors* are applied to every node in order, with the row's padded text and the node's own
@@ -89,8 +89,8 @@ def speculate(
       copied is decoded without speculation, with a warning. Processors get a batch in the shape of
       plain decoding, whose rows all hold the text of a single row: they may not mix rows.
     * *Stopping criteria* see the batch grow by one column a call, as in plain decoding.
-    * *Draft law*: temperature, top-k, top-p and min-p as requested; other processors change
-      the target's law only.
+    * *Draft distribution*: temperature, top-k, top-p and min-p as requested; other processors change
+      the target's distribution only.
 
     `generate` drops some of its own keywords before a callable sees them; `accelerate` keeps them.
     For `assistant_model` give `draft_model`; for `streamer` give `token_streamer`, which gets the

@@ -21,10 +21,10 @@ class DrawnOutput(GenerateDecoderOnlyOutput):
     log-probabilities are 0 and masses 1, so that sums over a row need no mask.
 
     Args:
-        processed_logprobs: Under the law that the token was drawn from.
-        raw_logprobs: Under the model's own law at temperature 1, before any processor.
-        kept_mass: Mass that top-k, top-p and the like kept, of the law after the temperature. The
-            log-probability in that law is `processed_logprobs + kept_mass.log()`.
+        processed_logprobs: Under the distribution that the token was drawn from.
+        raw_logprobs: Under the model's own distribution at temperature 1, before any processor.
+        kept_mass: Mass that top-k, top-p and the like kept, of the distribution after the temperature. The
+            log-probability in that distribution is `processed_logprobs + kept_mass.log()`.
     """
 
     processed_logprobs: Float[Tensor, "batch new"] | None = None
@@ -35,7 +35,7 @@ class DrawnOutput(GenerateDecoderOnlyOutput):
 class VisitedRows:
     """Logits of a row before and after the processors, at the nodes that a verifier visits.
 
-    The law of every committed token was made at a visited node, so each generated token finds its
+    The distribution of every committed token was made at a visited node, so each generated token finds its
     rows. Rows of nodes off the committed path are dropped as the text grows.
 
     Args:

@@ -138,9 +138,9 @@ def num_truncating(processors: Sequence[Any]) -> int:
 
 
 def draft_rules(processors: Sequence[Any]) -> SamplingRules:
-    """Return sampling rules of the draft law, from the warpers that both libraries share.
+    """Return sampling rules of the draft distribution, from the warpers that both libraries share.
 
-    Decoding is lossless with any draft law; tokens of a close law are accepted more often.
+    Decoding is lossless with any draft distribution; tokens of a close distribution are accepted more often.
     """
     rules = SamplingRules()
     for processor in processors:

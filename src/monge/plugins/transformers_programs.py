@@ -52,7 +52,7 @@ class GenerateCall:
         model: The target.
         draft: Draft model or head, loaded or its folder or name; `None` for none.
         options: `PARTS` of `monge.options`.
-        draft_rules: Sampling rules of the draft law.
+        draft_rules: Sampling rules of the draft distribution.
     """
 
     model: Any

@@ -20,7 +20,7 @@ from monge.plugins.transformers_training import acting_modules
 REFUSED: Final[Mapping[str, str]] = {
     "assistant_confidence_threshold": "a controller takes its place, as controller='goodput'",
     "assistant_early_exit": "give a draft model, a head, or drafter='ngram' instead",
-    "assistant_ensemble_weight": "it changes the law of the text",
+    "assistant_ensemble_weight": "it changes the distribution of the text",
     "assistant_lookbehind": "it belongs to other tokenizers",
     "assistant_tokenizer": "the draft model must have the target's tokenizer here; `monge.load` "
     "takes another one",
@@ -123,7 +123,7 @@ def check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str,
     acting = acting_modules(model)
     refusals = {
         "encoder-decoder models; a decoder-only model is needed": model.config.is_encoder_decoder,
-        "a model in training mode, whose law changes from call to call by "
+        "a model in training mode, whose distribution changes from call to call by "
         f"{counted(len(acting), 'module')}: {', '.join(acting[:3])}{', ...' * (len(acting) > 3)}; "
         "call model.eval(), or set their rates to 0": acting,
         f"the decoding method {mode.value!r}; leave out num_beams, penalty_alpha, constraints, "

@@ -43,7 +43,7 @@ class EngineSettings:
 
     @property
     def draws(self) -> bool:
-        """True if this library draws from the laws of a draft model."""
+        """True if this library draws from the distributions of a draft model."""
         return self.draft_law == "request"
 
     @property

@@ -1,4 +1,4 @@
-"""Verdicts on vLLM's drafts, and the laws from which its draft models draw.
+"""Verdicts on vLLM's drafts, and the distributions from which its draft models draw.
 
 p = target law, q = draft law. vLLM's V1 runner concatenates the drafted tokens of a batch; the
 programs of `monge.verify.functional` take a row for each chain. Nothing here waits for the device.

@@ -220,7 +220,7 @@ class CompletionRequest(SamplingRequest):
     max_tokens: NumTokens | None = optional("Absent means 16.")
     logprobs: NumTop | None = None
     drawn_logprobs: bool | None = optional(
-        "With the scores, how each token was drawn: its scores under both laws, and the mass that "
+        "With the scores, how each token was drawn: its scores under both distributions, and the mass that "
         "truncation kept."
     )
     echo: bool | None = optional("Put the prompt before the completion.")
@@ -247,7 +247,7 @@ class ChatRequest(SamplingRequest, ChatSettings):
     logprobs: bool | None = None
     top_logprobs: NumTop | None = None
     drawn_logprobs: bool | None = optional(
-        "With the scores, how each token was drawn: its scores under both laws, and the mass that "
+        "With the scores, how each token was drawn: its scores under both distributions, and the mass that "
         "truncation kept."
     )
     tools: Tools | None = optional("Functions that may be called.")
