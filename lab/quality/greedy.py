@@ -18,7 +18,7 @@ from lab.grow.gguf_file import MIXES, write_gguf
 from lab.grow.network import Shape, grown
 from lab.never_slower.__main__ import PROMPTS
 from monge.api import built_in, make_components
-from monge.backends.cpu.program_cache import FOLDER_VARIABLE
+from monge.backends.cpu.code_cache import FOLDER_VARIABLE
 from monge.cli import options
 from monge.cli.console import quiet_host, reported
 from monge.core.errors import OptionError, unknown_name

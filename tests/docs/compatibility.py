@@ -15,7 +15,7 @@ from monge.backends.cpu.compiled import pending_forward, why_no_compiled_forward
 from monge.backends.registry import Eager
 from monge.core.errors import BackendError, UnsupportedModelError
 from monge.networks.base import FeatureModel, SequenceModel
-from monge.networks.forward_program import NetworkForward
+from monge.networks.forward import NetworkForward
 from monge.networks.hf_tree import HfTreeModel
 from tests.engine import vision_language
 from tests.engine.tiny import CHAIN_FAMILIES, FAMILIES, STATEFUL, TREE_FAMILIES

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from monge.backends.cpu.code_cache import FOLDER_VARIABLE
 from monge.backends.cpu.compiled import pending_forward
-from monge.backends.cpu.program_cache import FOLDER_VARIABLE
 from monge.backends.cuda import capture_forward
-from monge.networks.forward_program import Forward, NetworkForward
+from monge.networks.forward import Forward, NetworkForward
 from monge.networks.hf_tree import HfTreeModel
 
 HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))

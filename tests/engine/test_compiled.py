@@ -10,16 +10,16 @@ import torch
 from torch._dynamo.utils import counters
 
 import monge
+from monge.backends.cpu import code_cache
 from monge.backends.cpu import compiled as backend
-from monge.backends.cpu import program_cache
+from monge.backends.cpu.code_cache import FOLDER_VARIABLE, cache_folder
 from monge.backends.cpu.compiled import CompiledForward, traced_forward
-from monge.backends.cpu.program_cache import FOLDER_VARIABLE, cache_folder
 from monge.backends.parity_check import check_forward, forward_spec
 from monge.backends.traced import tensors_of
 from monge.core.errors import BackendError, OptionError
 from monge.loading.networks import as_draft_model, as_sequence_model
 from monge.networks.base import NodeBlock
-from monge.networks.forward_program import ForwardOutput, NetworkForward
+from monge.networks.forward import ForwardOutput, NetworkForward
 from monge.networks.hf_tree import HfTreeModel
 from monge.networks.network_facts import OutputLayer
 from tests.engine.compiling import (
@@ -186,7 +186,7 @@ class TestStoredPrograms:
     @pytest.fixture
     def told(self, monkeypatch):
         said = []
-        for module in (backend, program_cache):
+        for module in (backend, code_cache):
             monkeypatch.setattr(module, "notify", said.append)
         return said
 

@@ -13,7 +13,7 @@ from monge.backends.fused_layers import LayerCompiler, compile_with_inductor
 from monge.backends.parity_check import forward_spec
 from monge.backends.traced import TracedForward
 from monge.networks.base import NodeBlock
-from monge.networks.forward_program import NetworkForward
+from monge.networks.forward import NetworkForward
 from tests.engine import pretend
 from tests.engine.compiling import captured_forward, read_by
 from tests.engine.tiny import TREE_FAMILIES, network, prompts

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import monge
-from monge.backends.cpu import compiled, program_cache
+from monge.backends.cpu import code_cache, compiled
 from monge.backends.cpu.compiled import CompiledForward
 from monge.core.errors import BackendError
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.loading.networks import as_sequence_model
 from monge.networks.base import NodeBlock
-from monge.networks.forward_program import ForwardOutput
+from monge.networks.forward import ForwardOutput
 from monge.training.texts import feature_model
 from tests.engine.compiling import compile_forward, require, shared_programs, verdicts_of
 from tests.engine.tiny import COMMON, VOCAB, network, prompts
@@ -136,7 +136,7 @@ def test_other_states_are_refused(backend, monkeypatch):
 
     monkeypatch.setattr(CompiledForward, "read", other)
     # The good program of other tests is neither removed nor compiled again.
-    monkeypatch.setattr(program_cache, "_remove", lambda path: None)
+    monkeypatch.setattr(code_cache, "_remove", lambda path: None)
     monkeypatch.setattr(
         compiled, "compile_exported", lambda *given: compiled.find_code(given[-1], ".pt2", "")
     )

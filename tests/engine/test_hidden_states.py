@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from monge.networks.base import NodeBlock
-from monge.networks.forward_program import NetworkForward
+from monge.networks.forward import NetworkForward
 from monge.networks.hf_tree import HfTreeModel
 from monge.networks.hidden_states import HiddenStates
 from monge.networks.network_facts import own_cache

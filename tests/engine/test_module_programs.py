@@ -12,14 +12,14 @@ import torch
 
 import monge
 from monge.backends.cpu import compiled
+from monge.backends.cpu.code_cache import FOLDER_VARIABLE, PROGRAMS, writable_folder
 from monge.backends.cpu.compiled import pending_module
-from monge.backends.cpu.program_cache import FOLDER_VARIABLE, PROGRAMS, writable_folder
 from monge.core.errors import BackendError
 from monge.heads.readers.registry import load_head
 from monge.heads.shape.head import FirstStep, LaterStep, ShapeHead, TargetSizes, make_predictor
 from monge.loading.networks import as_sequence_model
 from monge.networks.base import NodeBlock
-from monge.networks.forward_program import Forward
+from monge.networks.forward import Forward
 from monge.networks.hf_tree import HfTreeModel, make_models_ready
 from monge.networks.network_facts import OutputLayer
 from monge.training.texts import feature_model

@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from monge.backends.cpu import native_library as native
 from monge.backends.cpu import packed_linear
 from monge.backends.cpu.block_panels import COLUMNS
+from monge.backends.cpu.code_cache import FOLDER_VARIABLE, StoredCode, cache_folder
 from monge.backends.cpu.gguf_blocks import BLOCK_TYPES, panels_of_type
 from monge.backends.cpu.native_library import native_library
 from monge.backends.cpu.packed_linear import (
@@ -32,7 +33,6 @@ from monge.backends.cpu.packed_linear import (
     pack_linears,
     panels_of,
 )
-from monge.backends.cpu.program_cache import FOLDER_VARIABLE, StoredCode, cache_folder
 from monge.core.errors import BackendError
 from tests.engine.compiling import compile_forward, require, shared_programs
 from tests.engine.test_gguf_blocks import random_rows

@@ -11,7 +11,7 @@ from monge.backends.cpu.rounded_weights import round_weights
 from monge.backends.parity_check import check_forward, check_module, difference, forward_spec
 from monge.backends.traced import UncompiledForward
 from monge.core.errors import BackendError
-from monge.networks.forward_program import FastForward, ForwardOutput, NetworkForward
+from monge.networks.forward import FastForward, ForwardOutput, NetworkForward
 from monge.networks.network_facts import OutputLayer
 from tests.engine.compiling import require
 from tests.engine.tiny import network

@@ -23,7 +23,7 @@ from monge.networks.background_compiler import (
     is_compiled_elsewhere,
 )
 from monge.networks.base import NodeBlock
-from monge.networks.forward_program import Forward
+from monge.networks.forward import Forward
 from monge.networks.hf_tree import HfTreeModel
 from monge.runtime.notices import watched_by
 from tests.engine.tiny import network, perturbed

@@ -10,7 +10,7 @@ from monge.backends.cpu.packed_linear import PackedLinear
 from monge.backends.cpu.rounded_weights import round_weights
 from monge.backends.registry import BACKENDS, Compiled
 from monge.core.errors import BackendError, MongeError, OptionError
-from monge.networks.forward_program import SourceWeights, rounded_weights_of
+from monge.networks.forward import SourceWeights, rounded_weights_of
 from monge.networks.hf_tree import HfTreeModel
 from monge.networks.network_facts import num_weights
 from monge.networks.prefix_cache import PrefixCache

@@ -14,7 +14,7 @@ from monge.draft.published_heads import Head
 from monge.heads.readers.registry import load_head
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
-from monge.plugins import transformers_programs
+from monge.plugins import transformers_compiled
 from monge.training.texts import feature_model
 from tests.engine.tiny import COMMON, VOCAB, network, padded, perturbed, prompts
 from tests.heads.readers.published import eagle3, qwen_mtp
@@ -79,13 +79,13 @@ def test_a_head_drafts_under_the_rules_of_the_request(
     heads: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[object] = []
-    made = transformers_programs.make_components
+    made = transformers_compiled.make_components
 
     def noted(*models: object, **settings: object) -> object:
         seen.append(parts := made(*models, **settings))  # type: ignore[arg-type]
         return parts
 
-    monkeypatch.setattr(transformers_programs, "make_components", noted)
+    monkeypatch.setattr(transformers_compiled, "make_components", noted)
     sampled = {"do_sample": True, "temperature": 0.7, "top_k": 9, "seed": 3}
     rows = [ours(**sampled, draft_model=heads["eagle3"]) for _ in range(2)]
     assert torch.equal(*rows)

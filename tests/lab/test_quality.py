@@ -10,7 +10,7 @@ from lab.quality.__main__ import main
 from lab.quality.greedy import WAYS, difference
 from lab.quality.greedy import main as compare_greedy
 from lab.quality.measure import text_quality
-from monge.backends.cpu.program_cache import FOLDER_VARIABLE
+from monge.backends.cpu.code_cache import FOLDER_VARIABLE
 from monge.core.errors import OptionError
 from tests.engine.compiling import require
 

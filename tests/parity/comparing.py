@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.networks.base import NodeBlock
-from monge.networks.forward_program import Forward, NetworkForward
+from monge.networks.forward import Forward, NetworkForward
 from monge.networks.hf_tree import HfTreeModel
 
 Text = tuple[int, ...]

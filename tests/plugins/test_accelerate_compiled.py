@@ -17,13 +17,13 @@ from transformers import LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 import monge
+from monge.backends.cpu.code_cache import code_key, network_facts
 from monge.backends.cpu.compiled import CompiledForward
-from monge.backends.cpu.program_cache import code_key, network_facts
 from monge.core.errors import BackendError, OptionError
 from monge.networks import background_compiler
-from monge.networks.forward_program import SourceWeights
-from monge.plugins import transformers_generate, transformers_programs
-from monge.plugins.transformers_programs import CompiledComponents, _Gain, why_no_compiled_call
+from monge.networks.forward import SourceWeights
+from monge.plugins import transformers_compiled, transformers_generate
+from monge.plugins.transformers_compiled import CompiledComponents, _Gain, why_no_compiled_call
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network, padded, perturbed, prompts
 
@@ -227,7 +227,7 @@ class TestWeights:
         """The compiler would write them into its code."""
         with pytest.MonkeyPatch.context() as patch:
             # So that it is compiled before the first call.
-            patch.setattr(transformers_programs, "compiled_by", lambda _: contextlib.nullcontext())
+            patch.setattr(transformers_compiled, "compiled_by", lambda _: contextlib.nullcontext())
             model = copy.deepcopy(network("deepseek_v3", "sdpa"))
             assert_plain(monge.accelerate(model, backend="compiled"))
         assert runs

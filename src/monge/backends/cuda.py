@@ -26,7 +26,7 @@ from monge.laws.from_logits import KINDS
 from monge.laws.levels import DrawnLevels, LevelDraws
 from monge.networks.attention_masks import masks_behind
 from monge.networks.base import Recordable
-from monge.networks.forward_program import (
+from monge.networks.forward import (
     FastForward,
     Forward,
     ForwardOutput,

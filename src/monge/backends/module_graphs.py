@@ -14,7 +14,7 @@ from monge.backends.parity_check import as_backend_error, check_module
 from monge.laws.levels import DrawnLevels, LevelDraws
 from monge.networks.attention_masks import masks_behind
 from monge.networks.base import CachedStep, ModuleForward
-from monge.networks.forward_program import MAX_ROWS, Forward
+from monge.networks.forward import MAX_ROWS, Forward
 
 
 class ModuleGraph:

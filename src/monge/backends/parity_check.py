@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
 from monge.networks.base import CachedStep, ModuleForward, NodeBlock
-from monge.networks.forward_program import FastForward, Forward, ForwardMaker, ForwardSpec
+from monge.networks.forward import FastForward, Forward, ForwardMaker, ForwardSpec
 from monge.networks.head_model import step_inputs
 from monge.networks.hf_tree import HfTreeModel
 from monge.networks.network_facts import packed_layers, why_no_copy, why_no_tree

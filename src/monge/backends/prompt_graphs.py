@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from monge.networks.attention_masks import masks_behind
-from monge.networks.forward_program import ForwardOutput, ForwardSpec
+from monge.networks.forward import ForwardOutput, ForwardSpec
 from monge.networks.tree_cache import TreeCache, power_of_two
 
 MOST_TOKENS: Final = 512

@@ -12,7 +12,7 @@ from monge.core.errors import BackendError
 from monge.core.parts import PARTS, Part
 from monge.core.registry import Registry
 from monge.networks.base import SequenceModel
-from monge.networks.forward_program import SourceWeights
+from monge.networks.forward import SourceWeights
 from monge.networks.hf_chain import HfChainModel
 from monge.networks.hf_tree import HfTreeModel
 from monge.networks.network_facts import why_no_tree

@@ -11,7 +11,7 @@ from torch.fx.experimental import _config
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from monge.networks.forward_program import (
+from monge.networks.forward import (
     FastForward,
     ForwardOutput,
     ForwardSpec,

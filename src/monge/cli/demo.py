@@ -13,8 +13,8 @@ from typing import Any, Final
 import typer
 from rich.markup import escape
 
+from monge.backends.cpu.code_cache import writable_folder
 from monge.backends.cpu.native_library import why_no_compiler
-from monge.backends.cpu.program_cache import writable_folder
 from monge.cli.bench_decode import RESULT
 from monge.cli.console import output, reported, show
 from monge.cli.options import MEASURING, switch

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.table import Table
 
-from monge.backends.cpu.program_cache import cache_folder
+from monge.backends.cpu.code_cache import cache_folder
 from monge.cli import options
 from monge.cli.console import plain_table, print_tables, reported, show
 from monge.control.registry import CONTROLLERS

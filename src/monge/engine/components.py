@@ -21,7 +21,7 @@ from monge.core.selection import CounterfactualDraft
 from monge.draft.base import AnyDrafter, Capabilities, DrafterPool
 from monge.laws.proposal import Deterministic
 from monge.networks.base import PreparedModel, Recorder, SequenceModel, draft_length, dtype_of
-from monge.networks.forward_program import CopyingModel
+from monge.networks.forward import CopyingModel
 from monge.runtime.process import round_lock
 from monge.verify.base import Rule, Verifier, as_verifier, why_no_exactness
 

@@ -20,7 +20,7 @@ from monge.engine.components import Components
 from monge.engine.result import GenerationResult, result_of
 from monge.engine.session import FinishReason, Request, Session, check_length
 from monge.laws.draws import check_seed
-from monge.networks.forward_program import backend_of
+from monge.networks.forward import backend_of
 from monge.options import LAW, PENALTIES, SamplingOptions, sampling_options, takes
 from monge.requests.banned_tokens import token_masks
 from monge.requests.chat_format import (

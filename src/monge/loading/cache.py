@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from monge.backends.cpu.program_cache import MODELS, PROGRAMS, cache_folder
+from monge.backends.cpu.code_cache import MODELS, PROGRAMS, cache_folder
 from monge.core.words import counted
 
 

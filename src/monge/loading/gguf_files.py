@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from monge.backends.cpu.program_cache import MODELS, cache_folder, only_process
+from monge.backends.cpu.code_cache import MODELS, cache_folder, only_process
 from monge.core.errors import ModelLoadError, OptionError
 from monge.core.extras import require
 from monge.loading.gguf_header import Header

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from monge.core.errors import MongeError
 from monge.networks.base import NodeBlock
 from monge.networks.changing_rope import changing_rope
-from monge.networks.forward_program import NetworkForward, SourceWeights
+from monge.networks.forward import NetworkForward, SourceWeights
 from monge.networks.network_facts import check_causal, context_length
 
 _ENDING: Final = 2

@@ -14,7 +14,7 @@ from monge.core.errors import BackendError, MongeError, UnsupportedModelError
 from monge.laws.levels import DrawnTrees, RootDraws, draw_levels
 from monge.networks.attention_masks import MaskFormat, level_blocks
 from monge.networks.base import CachedStep, ModuleForward, NodeBlock, Recorder
-from monge.networks.forward_program import (
+from monge.networks.forward import (
     Forward,
     ForwardMaker,
     ForwardSpec,

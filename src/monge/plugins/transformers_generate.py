@@ -33,14 +33,14 @@ from monge.engine.batch import decode
 from monge.engine.session import Request, Session, check_length
 from monge.loading.networks import as_sequence_model, load_network
 from monge.options import PARTS, takes_parts
-from monge.plugins.transformers_outputs import DrawnOutput, Replay, VisitedRows
-from monge.plugins.transformers_processors import draft_rules, num_truncating, row_processors
-from monge.plugins.transformers_programs import (
+from monge.plugins.transformers_compiled import (
     CompiledComponents,
     GenerateCall,
     eager_components,
     forget,
 )
+from monge.plugins.transformers_outputs import DrawnOutput, Replay, VisitedRows
+from monge.plugins.transformers_processors import draft_rules, num_truncating, row_processors
 from monge.plugins.transformers_refusals import (
     TAKEN,
     check_arguments,

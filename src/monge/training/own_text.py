@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from monge.backends.cpu.program_cache import network_facts
+from monge.backends.cpu.code_cache import network_facts
 from monge.backends.traced import tensors_of
 from monge.core.errors import OptionError
 from monge.networks.adapters import switches_of

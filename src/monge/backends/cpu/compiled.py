@@ -16,16 +16,7 @@ from torch.export.pt2_archive._package import AOTICompiledModel
 from transformers import PreTrainedModel
 
 from monge.backends.cpu import grouped_attention, packed_linear
-from monge.backends.cpu.grouped_attention import load_grouped_attention
-from monge.backends.cpu.law_masses import load_law_masses
-from monge.backends.cpu.native_library import why_no_compiler
-from monge.backends.cpu.packed_linear import (
-    follow_weights,
-    load_packed_linear,
-    merge_products,
-    pack_linears,
-)
-from monge.backends.cpu.program_cache import (
+from monge.backends.cpu.code_cache import (
     PROGRAMS,
     StoredCode,
     code_key,
@@ -35,6 +26,15 @@ from monge.backends.cpu.program_cache import (
     network_facts,
     store_code,
     writable_folder,
+)
+from monge.backends.cpu.grouped_attention import load_grouped_attention
+from monge.backends.cpu.law_masses import load_law_masses
+from monge.backends.cpu.native_library import why_no_compiler
+from monge.backends.cpu.packed_linear import (
+    follow_weights,
+    load_packed_linear,
+    merge_products,
+    pack_linears,
 )
 from monge.backends.parity_check import (
     as_backend_error,
@@ -58,7 +58,7 @@ from monge.core.errors import BackendError
 from monge.networks.adapters import merge_adapters
 from monge.networks.attention_masks import chain_visibility, in_numbers
 from monge.networks.base import CachedStep, ModuleForward
-from monge.networks.forward_program import (
+from monge.networks.forward import (
     MAX_ROWS,
     FastForward,
     Forward,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from monge.backends.cpu.program_cache import (
+from monge.backends.cpu.code_cache import (
     PROGRAMS,
     StoredCode,
     load_or_make,

@@ -29,8 +29,8 @@ from monge.backends.cpu.block_panels import (
     panels_of_blocks,
     rows_of_blocks,
 )
+from monge.backends.cpu.code_cache import layer_facts
 from monge.backends.cpu.native_library import OPERATIONS, native_function
-from monge.backends.cpu.program_cache import layer_facts
 from monge.networks.adapters import merged_layer
 from monge.networks.network_facts import PackedLayer
 

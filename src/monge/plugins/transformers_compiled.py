@@ -24,7 +24,7 @@ from monge.loading.networks import as_draft_model, as_sequence_model, load_netwo
 from monge.loading.sources import ModelSource
 from monge.networks.background_compiler import BackgroundCompiler, compiled_by
 from monge.networks.base import SequenceModel
-from monge.networks.forward_program import NetworkForward
+from monge.networks.forward import NetworkForward
 from monge.networks.network_state import NetworkVersion, is_harmless
 from monge.runtime.clock import now
 from monge.runtime.notices import notify

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from monge.backends.cpu import program_cache
-from monge.backends.cpu.program_cache import (
+from monge.backends.cpu import code_cache
+from monge.backends.cpu.code_cache import (
     FOLDER_VARIABLE,
     MODELS,
     PROGRAMS,
@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
 def told(monkeypatch):
     """What is told the user."""
     texts = []
-    monkeypatch.setattr(program_cache, "notify", texts.append)
+    monkeypatch.setattr(code_cache, "notify", texts.append)
     return texts
 
 
@@ -65,7 +65,7 @@ def path_of(stored):
 
 def test_the_second_process_waits_for_the_first(make, monkeypatch):
     texts, waits = [], threading.Event()
-    monkeypatch.setattr(program_cache, "notify", lambda text: (texts.append(text), waits.set()))
+    monkeypatch.setattr(code_cache, "notify", lambda text: (texts.append(text), waits.set()))
 
     def second():
         texts.append(load_or_make(PLACE, make, path_of, "a program (9 s)"))
@@ -105,7 +105,7 @@ def test_a_stored_program_needs_no_lock(make, monkeypatch):
     """The folder may be read-only."""
     writable_folder(PROGRAMS)
     make()
-    monkeypatch.setattr(program_cache, "only_process", None)
+    monkeypatch.setattr(code_cache, "only_process", None)
     assert load_or_make(PLACE, make, path_of, "a program") == "some.so"
 
 
