@@ -115,4 +115,4 @@ HEADS: Final = {"smollm2-head": "smollm2_head"}
 
 def built_in(name: str) -> Path:
     """Return the folder of a model that ships with this package: `target`, `draft`, `shape`, or one of `HEADS`."""
-    return Path(str(files("monge"))) / "weights" / name
+    return Path(str(files("monge"))) / "models" / name
