@@ -197,7 +197,7 @@ def test_a_rule_is_enumerated_by_name(run, installed):
     ("arguments", "message"),
     [
         (["optimal"], "verifier 'optimal' draws positions in [0, 1] and cannot be enumerated"),
-        (["rsr"], "unknown verifier 'rsr'; did you mean 'recursive_rejection'?"),
+        (["blok"], "unknown verifier 'blok'; did you mean 'block'?"),
         (["recursive_rejection", "--candidates", "2"], "a RULE is enumerated on tables of its own"),
     ],
 )

@@ -141,7 +141,7 @@ def alone(made: Request, **options: Any) -> tuple[int, ...]:
         temperature=made.rules.temperature,
         seed=made.seed,
         stop=made.stop,
-        processors=made.processors,
+        logits_processors=made.processors,
     )
     return result.token_ids
 
