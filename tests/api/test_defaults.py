@@ -226,13 +226,8 @@ def test_what_was_asked_for_goes_to_the_draft_model():
 @pytest.mark.parametrize(
     "verifier",
     [
-        "recursive_rejection",
-        "recursive_rejection_without_replacement",
-        "sample_and_match",
-        "block",
-        "traversal",
-        "optimal",
-        "gumbel",
+        *("recursive_rejection", "recursive_rejection_without_replacement", "sample_and_match"),
+        *("block", "traversal", "optimal", "gumbel"),
     ],
 )
 def test_every_verifier_decodes(verifier):

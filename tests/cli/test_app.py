@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import monge
 from monge.backends.registry import BACKENDS
@@ -98,6 +99,7 @@ def test_names_and_files_are_refused_before_torch_is_imported(tmp_path):
         "generate --prompts nowhere.txt": "cannot read prompts from 'nowhere.txt'",
         "train shape --out head --data nowhere.txt": "cannot read prompts from 'nowhere.txt'",
         "generate Once --top-p 3": "top_p must lie in (0, 1]; got 3.0",
+        "generate Once --verifier rrs --top-p 4": "top_p must lie in (0, 1]; got 4.0",
         "chat --temperature -1": "temperature must be finite and >= 0",
         "generate Once --config nowhere.toml": "cannot read the configuration 'nowhere.toml'",
         f"generate Once --config {config}": "did you mean 'block'?",
@@ -116,6 +118,16 @@ for arguments in {list(wrong)!r}:
     assert result.stdout.splitlines() == ["2"] * len(wrong), result.stderr
     said = zip(result.stderr.splitlines(), wrong.values(), strict=True)
     assert [line for line, words in said if words not in line] == []
+
+
+def test_a_flag_is_taken_by_its_former_name_and_a_prompt_is_left_alone():
+    wrong = ["--temperature", "-1"]
+    result = CliRunner().invoke(app, ["generate", "Once", "--exact-numerics", *wrong])
+    assert "--exact-numerics is --batch-invariant now" in result.stderr
+    assert "temperature must be" in result.stderr
+    result = CliRunner().invoke(app, ["generate", *wrong, "--", "--exact-numerics"])
+    assert "--batch-invariant" not in result.stderr
+    assert "temperature must be" in result.stderr
 
 
 @pytest.mark.parametrize("kind", ["verifier", "drafter", "tree", "controller", "backend"])

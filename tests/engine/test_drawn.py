@@ -93,13 +93,9 @@ def test_results_tell_it_behind_penalties_and_processors():
     def shifts(token_ids, scores):
         return scores + 0.3 * torch.arange(VOCAB)
 
-    rules = {
-        "temperature": 0.7,
-        "top_k": 2,
-        "repetition_penalty": 1.5,
-        "logits_processors": [shifts],
-    }
-    results = decoder.generate([PROMPT, (2,)], n=2, logprobs=2, max_new_tokens=9, seed=1, **rules)
+    rules = {"temperature": 0.7, "top_k": 2, "repetition_penalty": 1.5, "seed": 1, "n": 2}
+    rules |= {"logits_processors": [shifts], "logprobs": 2}
+    results = decoder.generate([PROMPT, (2,)], max_new_tokens=9, **rules)
     assert len(results) == 4
     for result in results:
         assert result.logprobs is not None

@@ -105,10 +105,7 @@ def deeper_levels(made: HandMade) -> None:
 
 
 NODE_BY_NODE = (
-    "recursive_rejection",
-    "recursive_rejection_without_replacement",
-    "k_seq",
-    "naive_tree",
+    *("recursive_rejection", "recursive_rejection_without_replacement", "k_seq", "naive_tree"),
     "optimal_given_candidates",
 )
 ANYTHING_BEFORE = (*NODE_BY_NODE, "traversal", "multipath_block", "layer('sample_and_match')")

@@ -19,7 +19,7 @@ from typer.main import get_command
 from monge.cli.console import reported, say
 from monge.config import read_config
 from monge.core.errors import OptionError, unknown_name
-from monge.core.parts import HEADS, PARTS
+from monge.core.parts import FORMER_NAMES, HEADS, PARTS
 from monge.loading.hub import check_model_name, nearest
 from monge.options import (
     FORMER_KEYS,
@@ -83,8 +83,8 @@ def group(
             place = places.get(str(name))
             if not isinstance(place, str):
                 return name, command, rest
-            if place == "serve":
-                rest = [_present_flag(word) for word in rest]
+            flags = rest[: rest.index("--")] if "--" in rest else rest
+            rest = [*map(_present_flag, flags), *rest[len(flags) :]]
             if not ctx.resilient_parsing:  # nothing is run for completions
                 reported(check_early)(rest, place)
             app = typer.Typer(**SETTINGS)
@@ -179,7 +179,7 @@ def _check(option: str, value: str) -> None:
     kind = option.removeprefix("draft-")
     if kind in PARTS:
         match = _NAME.match(value)
-        if match is not None and match[1] not in names_of(kind):
+        if match is not None and match[1] not in names_of(kind) | FORMER_NAMES.keys():
             raise unknown_name(kind, match[1], names_of(kind))
     elif option in _MODELS:
         check_model_name(value, HEADS if option == "draft" else ())

@@ -50,8 +50,7 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         self._provided = frozenset(provided)
 
     def __getitem__(self, name: str) -> type[Part]:
-        if name not in self._names and FORMER_NAMES.get(name) in self._parts:
-            name = present_name(name)
+        name = name if name in self._names else FORMER_NAMES.get(name, name)
         if name in self._parts:
             place = self._parts[name]
             part: Any = EntryPoint(name, place, "").load() if isinstance(place, str) else place
@@ -147,6 +146,7 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
                 wrong type, or the part refuses its settings.
         """
         name, positional, named = self._split(text)
+        name = name if name in self._names else present_name(name)
         known = self.settings(name)
         parameters = inspect.signature(self[name]).parameters.values()
         # The first values of a pool are parts of its own kind.
