@@ -92,6 +92,7 @@ def test_args_are_those_of_a_configuration():
     with pytest.raises(ValidationError, match="greater than or equal to 0"):
         AppArgs.model_validate({"graceful_timeout_s": -1})
     assert AppArgs.model_validate({"drain_s": 7}).graceful_timeout_s == 7, "its former name"
+    assert AppArgs.model_validate({"exact_numerics": True}).batch_invariant, "its former name"
     parsed = AppArgs.model_validate(yaml.safe_load("controller: [goodput, fixed]"))
     assert parsed.controller == ("goodput", "fixed")
     assert AppArgs.model_validate({"controller": "goodput"}).controller == "goodput"

@@ -17,9 +17,12 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 import monge
+from monge import Chain, Model, Ngram, Pool
 from monge.api import built_in
 from monge.core.errors import OptionError, UnsupportedModelError
+from monge.networks.hf_tree import HfTreeModel
 from monge.plugins import transformers_generate
+from monge.plugins.transformers_compiled import GenerateCall
 from tests.engine.tiny import PAD, network, padded, perturbed, prompts
 
 ROWS = prompts((9, 4, 7, 11), seed=7)
@@ -355,3 +358,15 @@ def test_what_is_learned_of_a_model_is_kept_for_its_next_calls(decoded):
     shared = [components.shared for components, _ in decoded]
     assert shared[0] is shared[1]
     assert shared[2] is not shared[0], "another tree has other times"
+
+
+def test_calls_with_other_networks_in_a_drafter_object_learn_apart():
+    """The text of a drafter does not name its networks."""
+    target, *drafts = (network("llama") for _ in range(3))
+
+    models = [HfTreeModel(draft) for draft in drafts]
+    drafters = [Pool(Ngram(), Model(model=model, tree=Chain(2))) for model in (*models, models[0])]
+    shared = {"model": target, "draft": None, "draft_rules": None}
+    keys = [GenerateCall(options={"drafter": drafter}, **shared).key for drafter in drafters]
+    assert keys[0] != keys[1]
+    assert keys[0] == keys[2]

@@ -33,13 +33,8 @@ from tests.verify.plain_search import DraftLine, winning_chances
 from tests.verify.tables import remembered_tables  # noqa: F401
 
 RULES = (
-    "sample_and_match",
-    "speculative_sampling",
-    "recursive_rejection",
-    "recursive_rejection_without_replacement",
-    "naive_tree",
-    "k_seq",
-    "greedy",
+    *("sample_and_match", "speculative_sampling", "naive_tree", "k_seq", "greedy"),
+    *("recursive_rejection", "recursive_rejection_without_replacement"),
 )
 SCALES = (1.0, 0.75, 0.2)
 

@@ -184,11 +184,8 @@ def test_one_candidate_a_node_is_the_block_rule(seed: int) -> None:
 @pytest.mark.parametrize(
     "inner",
     [
-        "speculative_sampling",
-        "recursive_rejection",
-        "recursive_rejection_without_replacement",
-        "naive_tree",
-        "k_seq",
+        *("speculative_sampling", "naive_tree", "k_seq"),
+        *("recursive_rejection", "recursive_rejection_without_replacement"),
     ],
 )
 def test_one_candidate_a_node_accepts_as_often_as_the_block_rule(inner: str) -> None:

@@ -30,7 +30,7 @@ _NOT_OF_A_REPLICA: Final = (*HERE_ONLY, "host", "port", "use_ray", "address")
 _Text: Any = Annotated[
     str, BeforeValidator(lambda given: repr(given) if isinstance(given, Part) else given)
 ]
-"""A text, or a part, of which its text is sent to replicas."""
+"""A text. A part is sent to replicas as its text."""
 _DEFAULTS: Final = asdict(LoadOptions()) | asdict(ServeOptions())
 
 
@@ -40,8 +40,13 @@ def _field(name: str, option: Option) -> Any:  # noqa: ANN401 (as pydantic takes
     kind = _Text if kind is str else kind
     if option.several:
         kind = tuple[kind, ...] if default == () else kind | tuple[kind, ...]
-    names = [f"{former}_s" for former, present in FORMER_KEYS.items() if f"{present}_s" == name]
-    aliases = AliasChoices(name, *names)
+    former = [
+        f"{key}{unit}"
+        for key, present in FORMER_KEYS.items()
+        for unit in ("", "_s")
+        if f"{present}{unit}" == name
+    ]
+    aliases = AliasChoices(name, *former)
     described = {"description": option.help, "ge": option.least}
     return kind | None, Field(default, validation_alias=aliases, **described)
 

@@ -32,7 +32,7 @@ from monge.laws.tree import DrawnTokens, FutureTree, GrowingTree, TokenTree
 from monge.networks.base import NodeBlock
 
 TreeDraws = Callable[[RootDraws], DrawnTrees]
-"""Draws whole trees of the same shape, and reads all levels but the last; see `core.model.LevelModel`."""
+"""Draws whole trees of the same shape, and reads all levels but the last; see `networks.base.LevelModel`."""
 
 DrawnLevel = Mapping[int, tuple[Law, tuple[int, ...]]]
 """Draft law and children of every node of a level that gets children."""

@@ -71,7 +71,7 @@ A token is -1 where a law is not finite or has too few tokens; the tokens below 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RootDraws:
-    """What the trees of several requests are drawn from, by request.
+    """Inputs from which the trees of several requests are drawn, by request.
 
     Args:
         logits: Logits at the roots.

@@ -199,9 +199,9 @@ class Mixed(OneLaw):
 class SharedClocks(OneLaw):
     """`width` draws from `law`, draft k by the race of the clocks `(depth, k, .)`, which the verifier knows.
 
-    Given what is committed and drafted above, the draws are independent; but they are not
-    independent of the verifier's noise, so only rules made for it, and those that never look at the
-    candidates, are exact.
+    The draws are independent of each other, given the tokens above them. They depend on the
+    verifier's noise, so two kinds of rules are exact: those made for it, and those that never look
+    at the candidates.
     """
 
     law: Law

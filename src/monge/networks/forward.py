@@ -218,7 +218,7 @@ class NetworkForward:
     def draw_levels(
         self, given: LevelDraws, rows: slice, lengths: Sequence[int], cache: TreeCache
     ) -> DrawnLevels | None:
-        """Draw and read trees as `core.levels.draw_levels` does; `None`, as by default, leaves it to the caller.
+        """Draw and read trees as `laws.levels.draw_levels` does; `None`, as by default, leaves it to the caller.
 
         Args:
             given: What the trees are drawn from, row by row.
@@ -230,6 +230,8 @@ class NetworkForward:
 
     def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> ForwardOutput:
         """Read a chain of a single row, whose nodes see all columns before them, and themselves.
+
+        Only forwards with `reads_chains` have it.
 
         Args:
             token_ids: Tokens of the chain, as Python integers.
@@ -255,9 +257,8 @@ class NetworkForward:
                 hook.remove()
             if seen:
                 return ForwardOutput(logits=logits, states=tuple(seen))
-            self._shows_last = (
-                False  # it calls its layers itself; the same columns are written again
-            )
+            # It calls its layers itself; the same columns are written again.
+            self._shows_last = False
         output = self.network(**inputs, output_hidden_states=True)
         states = output.hidden_states
         if len(states) <= self._num_layers:  # layers that read only images show none

@@ -26,7 +26,7 @@ DrawChains = Callable[[LevelDraws, Tensor, Sequence[int], Sequence[Tensor]], Dra
 
 
 class CachedHead:
-    """See `core.model.HeadModel`.
+    """See `networks.base.HeadModel`.
 
     Positions count from the first token that the head reads: rotary embeddings depend on differences
     of positions only.

@@ -115,7 +115,7 @@ class HfTreeModel(HfModel):
 
     @property
     def forward(self) -> NetworkForward:
-        """What reads blocks of nodes; compiled now if that is pending."""
+        """The forward that reads blocks of nodes; compiled now if that is pending."""
         make_ready(self.forwards)
         return self._forward.run
 
@@ -366,7 +366,7 @@ class HfTreeModel(HfModel):
             self._forward = forward
 
     def _made(self, make: Callable[..., Made], warning: str, *given: Any) -> Made | None:
-        """What a backend makes, or `None` with a warning."""
+        """Return what a backend makes, or `None` with a warning."""
         try:
             return make(*given)
         except BackendError as error:

@@ -14,7 +14,7 @@ from monge.verify.problem import ScoredTree
 
 
 def offered(proposal: Proposal, tokens: Sequence[int], p: Law) -> Iterator[tuple[int, Law]]:
-    """Yield the distinct candidates of a node with their laws; see `masked.offers`."""
+    """Yield the distinct candidates of a node with their laws; see `where.offers`."""
     if (q := proposal.draft_law) is None:
         return offers(p, p, tokens, len(tokens))
     return offers(p, q, tuple(dict.fromkeys(tokens)), len(proposal.fixed_ids))

@@ -163,7 +163,7 @@ class TreeProblem(Protocol):
         ...
 
     def offers(self, node: int) -> Iterable[tuple[int, tuple[Token, AnyLaw]]]:
-        """Yield the distinct children of a node, each with its token and law; see `masked.offers`."""
+        """Yield the distinct children of a node, each with its token and law; see `where.offers`."""
         ...
 
     def size(self, node: int) -> int:
